@@ -22,12 +22,14 @@ from regard.kernels.parts_triton_forward import forward_kernel, merge_kernel
 from regard.kernels.runs import LOG2E, Pass, empty_like_heads, unflatten
 
 PROGRAMS = 2112  # that a grid should have: a few for each multiprocessor
+EIGHTS = False  # kernels of keys begin at every eighth query, and load what they know of queries two at a time
 MANY = 512  # far keys from which on they are most of the work
 
 
 class Tile(NamedTuple):
     """Queries and keys of a tile, warps, pipeline stages; the most registers of a thread (None: as many as it takes),
-    for more programs at a time; whether all tiles of keys are masked, in one loop instead of two."""
+    for more programs at a time; whether all tiles of keys are masked, in one loop instead of two; whether programs find
+    their place by three axes of the grid, and far keys by a step from tile to tile."""
 
     rows: int
     keys: int
@@ -35,6 +37,7 @@ class Tile(NamedTuple):
     stages: int = 2
     registers: int | None = None
     masked: bool = False
+    lean: bool = False
 
 
 def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0, plain: bool = True, distances: bool = False) -> Tile:
@@ -114,11 +117,12 @@ def _outputs(part: Pass, inputs: Inputs, o: Tensor, lse: Tensor, before: Tensor 
     programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
     splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
     out, out_lse = o, lse
+    grid, sizes = _grid(programs // (B * H * part.fold), H * part.fold, B, splits, sizes)
     if splits > 1:
         out = q.new_empty(splits, B, T, H, E, dtype=torch.float32).transpose(2, 3)
         out_lse = lse.new_empty(splits, B, H, T)
     with torch.cuda.device_of(q):
-        forward_kernel[(programs, splits)](
+        forward_kernel[grid](
             *_arguments(inputs, part),
             out,
             out_lse,
@@ -203,13 +207,14 @@ def _of_queries(
     alone = before is None and gq.dtype == q.dtype
     splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
     out = gq
+    grid, sizes = _grid(programs // (B * H * part.fold), H * part.fold, B, splits, sizes)
     if splits > 1:
         out = q.new_empty(splits, B, T, H, D, dtype=torch.float32).transpose(2, 3)
     out_related = of_related
     if splits > 1 and related is not None:
         out_related = related.new_empty(splits, *related.shape, dtype=torch.float32)
     with torch.cuda.device_of(q):
-        queries_kernel[(programs, splits)](
+        queries_kernel[grid](
             *_arguments(inputs, part),
             o,
             grad,
@@ -245,7 +250,7 @@ def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor
     # classes do not matter to far keys, which see the queries of all of them
     part, count = part._replace(fold=1, hole=False), part.far.length
     keys = min(sizes.keys, max(16, triton.next_power_of_2(count)))
-    sizes = sizes._replace(keys=keys)
+    sizes = sizes._replace(keys=keys, lean=False)
     programs = triton.cdiv(count, keys) * B * G
     splits = max(1, min(PROGRAMS // programs, triton.cdiv(T, sizes.rows) // 4))
     sums = [q.new_empty(splits, B, G, count, x.shape[3], dtype=torch.float32) for x in (q, v)]
@@ -292,9 +297,9 @@ def _of_keys(
     queries, which see all keys."""
     q, k, v, far_k, _, related, scale, common, _ = inputs
     (B, G, S, _), sizes = k.shape, _tile_of("keys", q, v, part, related)
-    programs = triton.cdiv(triton.cdiv(S, part.fold), sizes.keys) * B * G * part.fold
+    grid, sizes = _grid(triton.cdiv(triton.cdiv(S, part.fold), sizes.keys), G * part.fold, B, 1, sizes)
     with torch.cuda.device_of(q):
-        keys_kernel[(programs, 1)](
+        keys_kernel[grid](
             *_arguments(inputs, part),
             grad,
             lse,
@@ -345,6 +350,13 @@ def _tile_of(kind: str, q: Tensor, v: Tensor, part: Pass, related: Tensor | None
         sizes = sizes._replace(rows=min(sizes.rows, part.block), keys=min(sizes.keys, part.block))
     # few queries fill no large tile
     return sizes._replace(rows=min(sizes.rows, max(16, triton.next_power_of_2(q.shape[2]))))
+
+
+def _grid(tiles: int, heads: int, batch: int, splits: int, sizes: Tile) -> tuple[tuple[int, ...], Tile]:
+    """The grid of a launch, and the tile as it can be there."""
+    if sizes.lean and splits == 1 and max(heads, batch) < 1 << 16:
+        return (tiles, heads, batch), sizes
+    return (tiles * heads * batch, splits), sizes._replace(lean=False)
 
 
 def _launch(sizes: Tile) -> dict[str, int]:
@@ -408,5 +420,7 @@ def _constants(
         "OF_GLOBALS": bool(common[8]),
         # of a table of distances, where rows do not differ
         "ALIGNED": not (common[0] % 8 or common[1] % 8 or (far is not None and far.apart % 8)),
+        "LEAN": sizes.lean,
+        "EIGHTS": EIGHTS and part.fold == 1 and q.shape[2] % 8 == 0 and common[3] % 8 == 0,
         "RELATIONS": triton.next_power_of_2(2 * common[5] + 3) if common[5] > 0 else 1,
     }

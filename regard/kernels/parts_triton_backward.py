@@ -24,6 +24,7 @@ from regard.kernels.parts_triton_tiles import (
     logits_of,
     of_relations,
     over_keys,
+    own_tile,
     places,
     scale_left,
     share,
@@ -46,13 +47,13 @@ def queries_kernel(
     FAR_SPAN: tl.constexpr, FAR_APART: tl.constexpr, FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr,
     BLOCK: tl.constexpr, LISTED: tl.constexpr,
     DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
-    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, SPLITS: tl.constexpr, FIRST: tl.constexpr,
+    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, LEAN: tl.constexpr, EIGHTS: tl.constexpr,
+    SPLITS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """dq, what relations get, and the rows' o . do where this is the first pass."""
     tiles = ((T + FOLD - 1) // FOLD + ROWS - 1) // ROWS
-    row0 = (tiles - 1 - tl.program_id(0) % tiles) * ROWS
-    one = tl.program_id(0) // tiles
-    b, h = (one // (H * FOLD)).to(tl.int64), (one // FOLD % H).to(tl.int64)
+    tile, one, b, h = own_tile(tiles, H, FOLD, LEAN)
+    row0 = (tiles - 1 - tile) * ROWS
     t0, s0, queries, _, q0, k0, first, end = places(
         b, one % FOLD, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD, False
     )
@@ -86,14 +87,15 @@ def queries_kernel(
         *((k, k_b, k_h, k_t), (v, v_b, v_h, v_t), (far_k, fk_b, fk_h, fk_t), (far_v, fv_b, fv_h, fv_t)),
         *((far_count, far_stride, far_add, far_plus, stride_at, end_at), lists, HOW),
         *((KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), (FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
-        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART),),
+        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART, LEAN),),
         *((LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),),
         *((HOLE, MASKED, SPLITS, BLOCK, LISTED), RATIO, _descend),
     )
     acc, acc_r = carry
 
     # rows that were skipped get zeros
-    exist, split = (r < queries)[:, None], tl.program_id(1).to(tl.int64)
+    exist = (r < queries)[:, None]
+    split = tl.zeros([], tl.int64) if LEAN else tl.program_id(1).to(tl.int64)
     if DISTANCE > 0:
         p, WIDE = tl.arange(0, RELATIONS)[None, :], 2 * DISTANCE + 3
         to = out_related + (split * (tl.num_programs(0) // tiles) * T + rows_at)[:, None] * WIDE + p
@@ -168,15 +170,15 @@ def keys_kernel(
     FAR_SPAN: tl.constexpr, FAR_APART: tl.constexpr, FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr,
     BLOCK: tl.constexpr, LISTED: tl.constexpr,
     DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
-    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, SPLITS: tl.constexpr, OF_FAR: tl.constexpr,
+    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, LEAN: tl.constexpr, EIGHTS: tl.constexpr,
+    SPLITS: tl.constexpr, OF_FAR: tl.constexpr,
     UNBOUNDED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of near keys, or of far ones. UNBOUNDED: the queries that others skip see all near keys here."""
     tiles = ((far_count if OF_FAR else (S + FOLD - 1) // FOLD) + KEYS - 1) // KEYS
-    slot0 = tl.program_id(0) % tiles * KEYS
-    one = tl.program_id(0) // tiles
     G = H // RATIO
-    b, g = (one // (G * FOLD)).to(tl.int64), (one // FOLD % G).to(tl.int64)
+    number, one, b, g = own_tile(tiles, G, FOLD, LEAN)
+    slot0 = number * KEYS
     t0, s0, queries, slots, q0, k0, first, end = places(
         b, one % FOLD, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD, True
     )
@@ -205,7 +207,7 @@ def keys_kernel(
     real = (j >= least) & (j < end)
     begin, count, first_whole, last_whole = _rows_seeing(
         *(tl.maximum(slot0 + k0, first), tl.minimum(slot0 + KEYS + k0, end), q0, queries, skip, bounds, EVERY),
-        *(FOLD, ROWS, SPLITS, MASKED or since is not None or until is not None),
+        *(FOLD, ROWS, SPLITS, MASKED or since is not None or until is not None, EIGHTS),
     )
     leading = 0
     if UNBOUNDED:
@@ -214,7 +216,7 @@ def keys_kernel(
         last_whole = tl.where(slot0 + k0 < first, first_whole, last_whole)
     tile = (key, value, j, slot0 + k0)
     sums = (tl.zeros([KEYS, BLOCK_D], tl.float32), tl.zeros([KEYS, BLOCK_E], tl.float32))
-    KIND: tl.constexpr = (RELATIONS, FAR_APART, OF_FAR, HOLE, UNBOUNDED)
+    KIND: tl.constexpr = (RELATIONS, FAR_APART, OF_FAR, HOLE, UNBOUNDED, EIGHTS)
     HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and q0_at is None and k0_at is None)
     ROW_SIZE: tl.constexpr = (ROWS, D, BLOCK_D, E, BLOCK_E, FOLD)
     see = (bounds, first, end, since, until, b * T)
@@ -222,7 +224,19 @@ def keys_kernel(
         h = g * RATIO + member
         pair = (q + b * q_b + h * q_h + t0 * q_t, q_t, grad_o + b * g_b + h * g_h + t0 * g_t, g_t)
         bias = (h, scale, slopes, table, origin, gaps, related)
-        rows = (pair, lse, deltas, (b * H + h) * T, t0, q0, queries, skip, bias, see, (b, h, T, slab, columns))
+        rows = (
+            pair,
+            lse,
+            deltas,
+            (b * H + h) * (T // 8 * 8 if EIGHTS else T),
+            t0,
+            q0,
+            queries,
+            skip,
+            bias,
+            see,
+            (b, h, T, slab, columns),
+        )
         for step in range(leading + count - (last_whole - first_whole)):
             n = step - leading
             row0 = begin + tl.where(n < first_whole, n, n + last_whole - first_whole) * ROWS
@@ -244,7 +258,7 @@ def keys_kernel(
         if FAR_INNER == 0:
             some_far = s0 + slot0 * FOLD < FAR_START + far_count
     at = s0 + slot.to(tl.int64) * FOLD
-    split = tl.program_id(1).to(tl.int64)
+    split = tl.zeros([], tl.int64) if LEAN else tl.program_id(1).to(tl.int64)
     far = (sums_k, sums_at, is_far, some_far)
     _write(out_k, before_k, acc_k, b * ok_b + g * ok_h + at * ok_t, split * ok_split, slot < slots, far, D, BLOCK_D)
     far = (sums_v, sums_at, is_far, some_far)
@@ -255,6 +269,7 @@ def keys_kernel(
 def _rows_seeing(
     j_low, j_high, q0, queries, skip, bounds, EVERY,
     FOLD: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr,
+    EIGHTS: tl.constexpr,
 ):  # fmt: skip
     """The rows of queries that see one of the keys j_low ... j_high: the first, how many tiles they are, and from which
     to which tile they see all of these keys."""
@@ -265,6 +280,8 @@ def _rows_seeing(
     whole_stop = beyond(j_low, low_add, low_plus, EVERY[0], EVERY[1])
     # the skipped rows and those of other documents do not count as seeing a tile whole
     begin = tl.maximum(begin - q0, skip // FOLD)
+    if EIGHTS:
+        begin = begin // 8 * 8
     stop = tl.where(j_low < j_high, tl.minimum(stop - q0, queries), begin)
     whole_begin, whole_stop = tl.maximum(whole_begin - q0, (skip + FOLD - 1) // FOLD), tl.minimum(whole_stop - q0, stop)
     if MASKED:
@@ -286,8 +303,12 @@ def _of_rows(
     pair, lse, deltas, rows_at, t0, q0, queries, skip, bias, see, whose = rows
     ROWS: tl.constexpr = SIZE[0]
     FOLD: tl.constexpr = SIZE[5]
+    if KIND[5]:
+        row0 = tl.multiple_of(row0, 8)
     r = row0 + tl.arange(0, ROWS)
     t, i = t0 + r * FOLD, r + q0
+    if KIND[5]:
+        queries, skip = queries // 8 * 8, skip // 8 * 8
     inside = (r < queries) & (t >= skip)
     if KIND[4] and MASKED:
         inside = (r < queries) & ((t < skip) == leads)

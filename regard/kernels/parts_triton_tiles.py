@@ -17,8 +17,8 @@ Functions take what belongs together as tuples, in the order that the kernels ma
     EVERY     EVERY and TIMES of the lower bound and of the upper
     WALK      HOLE, MASKED, SPLITS, BLOCK, LISTED
     rows      of a tile of queries their positions, and whatever else STEP takes: it adds a tile of keys to the carry
-    FAR       EVERY, TIMES, START, INNER, SPAN, APART of the far keys; in `over_keys` whether there are any before
-              these, and CLIP behind INNER
+    FAR       EVERY, TIMES, START, INNER, SPAN, APART of the far keys, and LEAN; in `over_keys` whether there are any
+              before these, and CLIP behind INNER
     shift     by how much the far keys stand behind their numbers, for each query where they are SHIFTED
 
 What is known when a kernel is compiled stays so only where it is not unpacked: those tuples are read by number.
@@ -78,6 +78,20 @@ def beyond(n, add, plus, EVERY: tl.constexpr, TIMES: tl.constexpr):
         return tl.where(plus > n, -(1 << 30), 1 << 30)
     else:
         return (floored(n - plus, TIMES) + 1) * EVERY - add
+
+
+@jit
+def own_tile(tiles, H, FOLD: tl.constexpr, LEAN: tl.constexpr):
+    """Which tile a program has, its class among those of all heads and rows, its batch row and its head. LEAN: the grid
+    says so, where divisions would."""
+    if LEAN:
+        tile, b = tl.program_id(0), tl.program_id(2).to(tl.int64)
+        one = tl.program_id(1)
+        h = (one // FOLD).to(tl.int64)
+    else:
+        tile, one = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+        b, h = (one // (H * FOLD)).to(tl.int64), (one // FOLD % H).to(tl.int64)
+    return tile, one, b, h
 
 
 @jit
@@ -335,6 +349,26 @@ def load_far_pair(pair, j, count, far_stride, SIZE, START: tl.constexpr, INNER: 
 
 
 @jit
+def load_far_tile(pair, at, far_stride, SIZE, START: tl.constexpr, INNER: tl.constexpr):
+    """`load_far_pair` of a tile that exists, whose first key is a multiple of INNER: where its keys lie beside the
+    first one is the same for all such tiles."""
+    x, x_t, y, y_t = pair
+    slot = far_slot(tl.arange(0, SIZE[0]), far_stride, START, INNER).to(tl.int64)
+    first = (at if INNER == 0 else at // INNER * far_stride).to(tl.int64)
+    key = _load_rows_at(x + first * x_t, slot * x_t, SIZE[1], SIZE[2])
+    return key, _load_rows_at(y + first * y_t, slot * y_t, SIZE[3], SIZE[4])
+
+
+@jit
+def _load_rows_at(x, at, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)[None, :]
+    if WIDTH == BLOCK:
+        return tl.load(x + (at[:, None] + column))
+    else:
+        return tl.load(x + (at[:, None] + column), mask=column < WIDTH, other=0.0)
+
+
+@jit
 def rows_see(
     i, i_first, i_last, rows_at, inside, since, until, first, end, low_add, low_plus, high_add, high_plus,
     LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr, HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr,
@@ -379,7 +413,10 @@ def over_far(carry, rows, far, count, stride, add, plus, ends, HOW, SIZE, FAR, S
     for n in range(whole, stop):
         at = low_min + n * KEYS
         j = at + tl.arange(0, KEYS)
-        key, value = load_far_pair(far, j, count, stride, SIZE, FAR[2], FAR[3])
+        if FAR[6] and FAR[4] == 0 and (FAR[3] == 0 or KEYS % FAR[3] == 0):
+            key, value = load_far_tile(far, at, stride, SIZE, FAR[2], FAR[3])
+        else:
+            key, value = load_far_pair(far, j, count, stride, SIZE, FAR[2], FAR[3])
         carry = STEP(carry, rows, key, value, at, j, shift, None, HOW, KEYS, True, FAR[5] > 0, False)
     # without a span all tiles that some do not see whole stand behind the others
     for n in range(0 if FAR[4] > 0 else stop, tiles - (stop - whole) if FAR[4] > 0 else tiles):
@@ -450,7 +487,7 @@ def over_keys(
         if stride_at is not None:
             far_stride = tl.load(stride_at + b).to(tl.int32)
         far_count = far_end(b, far_count, end_at, S, FAR[3], FAR[4], far_stride, FAR[5])
-        FAR_BOUND: tl.constexpr = (FAR[1], FAR[2], FAR[3], FAR[4], FAR[6], FAR[7])
+        FAR_BOUND: tl.constexpr = (FAR[1], FAR[2], FAR[3], FAR[4], FAR[6], FAR[7], FAR[8])
         carry = over_far(
             carry, rows, pair, far_count, far_stride, far_add, far_plus, ends, HOW, FAR_SIZE, FAR_BOUND, STEP
         )

@@ -19,6 +19,8 @@ REGISTERS = 65536  # of a multiprocessor; a thread has up to 255 of them
 SEGMENTED = 1.5  # the time of a pass over segments, with that for their first states, in times of one without
 POISON = False  # tests fill what is about to be written with NaN
 SEGMENTS: int | None = None  # tests and tuning fix their number
+FOUR = False  # segments are linked by `link_four`
+KEPT = False  # in training the state before each chunk stays in memory: the kernel for dq then has no order
 
 
 class Tuning(NamedTuple):
@@ -121,6 +123,12 @@ def blocks_each(x: Tensor, rows: int, most: int = 8) -> int:
     B, H, T, _ = x.shape
     blocks = B * H * triton.cdiv(T, rows) // (4 * multiprocessors(x))
     return max(1, min(most, 1 << blocks.bit_length() - 1 if blocks else 1))
+
+
+def keeps(p: Cut, K: int, V: int, dtype: torch.dtype, ways: tuple[int, ...]) -> bool:
+    """Whether states before chunks may be kept: whole ones without a decay, which kernels of o and dq round alike."""
+    same = tuned("forward", K, V, dtype).chunk == tuned("queries", K, V, dtype).chunk
+    return KEPT and p.parts == 1 and ways == (0,) and dtype == torch.bfloat16 and same
 
 
 def even(x: Tensor, y: Tensor, lengths: Tensor | None, p: Cut, tuning: Tuning) -> bool:

@@ -224,6 +224,24 @@ def test_far_keys_of_more_rows(name, poisoned):
     compare(PATTERNS[name], 130)
 
 
+@pytest.mark.parametrize(
+    "name", [n if n in ("window", "strided") else pytest.param(n, marks=EXHAUSTIVE) for n in PATTERNS]
+)
+def test_lean_tiles(name, monkeypatch, poisoned):
+    """Programs that find their place by three axes of the grid, and rows in eights."""
+    monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16, lean=True))
+    monkeypatch.setattr(parts_triton, "EIGHTS", True)
+    compare(PATTERNS[name], 48, 16 if name == "pooled" else None, B=2, H=4)
+
+
+@pytest.mark.parametrize("T", [136, pytest.param(130, marks=EXHAUSTIVE)])
+def test_lean_tiles_of_far_keys(T, monkeypatch, poisoned):
+    monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16, lean=True))
+    monkeypatch.setattr(parts_triton, "EIGHTS", True)
+    compare(PATTERNS["fixed"], T)
+    compare(PATTERNS["window"], T, D=20)
+
+
 def test_a_dilated_window_with_a_bias_is_left_to_pytorch():
     """The kernels count distances within a class: with a dilation of 3 they would be a third of what they are."""
     layer = regard.attention("longformer(window=2, globals=0, dilation=3)", width=64, heads=4, position="alibi")

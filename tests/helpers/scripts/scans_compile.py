@@ -46,6 +46,9 @@ def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: cuts.
         "last": "i32",
         "count": "i32",
     }
+    given |= {"S_kept": NAMES[dtype], "z_kept": "*fp32", "S_begin": "*fp32", "z_begin": "*fp32", "S_end": "*fp32"}
+    given |= {"z_end": "*fp32"}
+    given |= {"S_before": NAMES[dtype]} if fixed.get("KEPT") else {}
     given |= {f"{tensor}_{axis}": "i32" for tensor in (*"qkvgxyd", "gate") for axis in "bht"}
     given |= dict.fromkeys(("T", "batch", "segments", "span"), "i32")
     options, fixed = tuning.launch(), {name: value for name, value in fixed.items() if name in kernel.arg_names}
@@ -58,7 +61,15 @@ def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: cuts.
 
 
 def family(
-    dtype: torch.dtype, K: int, V: int, *, decay: int = 0, norm: int = 1, packed: bool = False, learns: bool = False
+    dtype: torch.dtype,
+    K: int,
+    V: int,
+    *,
+    decay: int = 0,
+    norm: int = 1,
+    packed: bool = False,
+    learns: bool = False,
+    kept: bool = False,
 ) -> None:
     block_k, block_v = cuts.blocks(K, V, dtype)
     fixed = {"H": 4, "GROUP": 2, "K": K, "V": V, "BK": block_k, "BV": block_v, "MAP": 1, "NORM": norm, "DECAY": decay}
@@ -70,8 +81,9 @@ def family(
         "FINAL": True,
         **cuts.precision(dtype),
     }
-    fixed |= {"ENDS": True, "LINKED": True, "GIVEN": False, "LEARNS": learns, "REVERSE": False}
+    fixed |= {"ENDS": True, "LINKED": True, "GIVEN": False, "LEARNS": learns, "REVERSE": False, "KEPT": False}
     fixed |= {} if packed else {"first": None, "lengths": None}
+    states = {} if kept else {"S_kept": None, "z_kept": None}
     fixed |= {} if decay in (1, 2) else {"decay": None}
     fixed |= {} if decay > 2 else {"tops": None, "safe": None, "logits": None}
     exact = learns and dtype != torch.float32
@@ -81,10 +93,10 @@ def family(
     def tuned(kernel: str, dtype: torch.dtype) -> cuts.Tuning:
         return cuts.tuned(kernel, K, V, dtype, decay)
 
-    compiled(scan_triton_forward.scan_forward, dtype, fixed, tuned("forward", dtype))
+    compiled(scan_triton_forward.scan_forward, dtype, fixed | states, tuned("forward", dtype))
     compiled(scan_triton_forward.scan_sums, dtype, fixed | {"den": None, "e": None}, tuned("sums", dtype))
     compiled(scan_triton_forward.scan_sums, dtype, back | {"REVERSE": True, "shrink": None}, tuned("sums", narrow))
-    compiled(scan_triton_backward.scan_queries, dtype, back, tuned("queries", narrow))
+    compiled(scan_triton_backward.scan_queries, dtype, back | {"KEPT": kept}, tuned("queries", narrow))
     compiled(scan_triton_backward.scan_keys, dtype, back, tuned("keys", narrow))
     if not decay:
         for kernel in (scan_triton_sums.absorb_keys, scan_triton_sums.read_rows, scan_triton_sums.read_queries):
@@ -95,6 +107,9 @@ def family(
 if sys.argv[1:] == ["all"]:
     link = {"SIZE": 4096, "INNER": 64, "WIDE": 64, "BLOCK": 1024, "REVERSE": True, "STATE": True, "FINAL": True}
     compiled(scan_triton_forward.link_segments, torch.float32, link, cuts.Tuning(16, 4, 1))
+    link = {"K": 64, "V": 64, "WIDE": 64, "BLOCK": 256, "REVERSE": True, "STATE": True, "FINAL": True}
+    compiled(scan_triton_forward.link_four, torch.float32, link, cuts.Tuning(16, 2, 1))
+    family(torch.bfloat16, 64, 64, kept=True)
     for dtype in NAMES:
         for K, V in ((16, 16), (64, 64), (128, 128), (256, 64), (256, 256)):
             family(dtype, K, V)
