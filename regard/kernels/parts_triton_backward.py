@@ -8,6 +8,7 @@ import triton.language as tl
 from regard.kernels.jit_triton import jit
 from regard.kernels.parts_triton_tiles import (
     CHANGING,
+    between,
     beyond,
     blocks,
     bound,
@@ -89,7 +90,7 @@ def queries_kernel(
         *((KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), (FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
         *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART, LEAN),),
         *((LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),),
-        *((HOLE, MASKED, SPLITS, BLOCK, LISTED), RATIO, _descend),
+        *((HOLE, MASKED, SPLITS, BLOCK, LISTED, LEAN), RATIO, _descend),
     )
     acc, acc_r = carry
 
@@ -340,7 +341,7 @@ def _of_rows(
             low = tl.maximum(low, tl.load(since + row_of + t, mask=inside, other=0).to(tl.int32))
         if until is not None and not FAR:
             high = tl.minimum(high, tl.load(until + row_of + t, mask=inside, other=0).to(tl.int32))
-        visible = (j[:, None] >= low[None, :]) & (j[:, None] < high[None, :])
+        visible = between(j[:, None], low[None, :], high[None, :], KIND[5])
         if KIND[3]:
             visible &= j[:, None] != i[None, :]
         if KIND[4]:

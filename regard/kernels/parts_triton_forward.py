@@ -77,7 +77,7 @@ def forward_kernel(
         *((KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), (FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
         *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART, LEAN),),
         *((LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),),
-        *((HOLE, MASKED, SPLITS, BLOCK, LISTED), RATIO, _absorb),
+        *((HOLE, MASKED, SPLITS, BLOCK, LISTED, False), RATIO, _absorb),
     )
     acc, total, top = carry
 

@@ -15,7 +15,7 @@ Functions take what belongs together as tuples, in the order that the kernels ma
     k, v      where a tensor begins, and its strides of batch, head and token; far_k and far_v alike
     far       the number of far keys, their stride, add and plus of their bound; strides and ends of rows
     EVERY     EVERY and TIMES of the lower bound and of the upper
-    WALK      HOLE, MASKED, SPLITS, BLOCK, LISTED
+    WALK      HOLE, MASKED, SPLITS, BLOCK, LISTED, ONCE
     rows      of a tile of queries their positions, and whatever else STEP takes: it adds a tile of keys to the carry
     FAR       EVERY, TIMES, START, INNER, SPAN, APART of the far keys, and LEAN; in `over_keys` whether there are any
               before these, and CLIP behind INNER
@@ -398,6 +398,15 @@ def rows_see(
 
 
 @jit
+def between(j, low, high, ONCE: tl.constexpr):
+    """low <= j < high. Once: by one comparison, of numbers without a sign."""
+    if ONCE:
+        return (j - low).to(tl.uint32) < tl.maximum(high - low, 0).to(tl.uint32)
+    else:
+        return (j >= low) & (j < high)
+
+
+@jit
 def over_far(carry, rows, far, count, stride, add, plus, ends, HOW, SIZE, FAR, STEP: tl.constexpr):
     """The far keys: first those that all queries from position ends[0] to ends[1] see."""
     KEYS: tl.constexpr = SIZE[0]
@@ -433,7 +442,7 @@ def over_far(carry, rows, far, count, stride, add, plus, ends, HOW, SIZE, FAR, S
 @jit
 def over_near(
     carry, rows, near, see, first, end, HOW, SIZE,
-    HOLE: tl.constexpr, MASKED: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr,
+    HOLE: tl.constexpr, MASKED: tl.constexpr, SPLITS: tl.constexpr, ONCE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """The near keys of `rows_see`: first those that not all queries see."""
     KEYS: tl.constexpr = SIZE[0]
@@ -446,7 +455,7 @@ def over_near(
         at = low_min + tl.where(n < whole, n, n + stop - whole) * KEYS
         j = at + tl.arange(0, KEYS)
         key, value = load_pair(near, at, (j >= first) & (j < end), SIZE, True)
-        visible = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
+        visible = between(j[None, :], low[:, None], high[:, None], ONCE)
         if HOLE:
             visible &= j[None, :] != rows[0][:, None]
         carry = STEP(carry, rows, key, value, at, j, 0, visible, HOW, KEYS, False, False, True)
@@ -498,7 +507,7 @@ def over_keys(
     shift = s0 - k0.to(tl.int64) * SIZE[5]
     key = k[0] + b * k[1] + h // RATIO * k[2] + shift * k[3]
     near = (key, k[3], v[0] + b * v[1] + h // RATIO * v[2] + shift * v[3], v[3])
-    carry = over_near(carry, rows, near, see, first, end, HOW, SIZE, WALK[0], WALK[1], WALK[2], STEP)
+    carry = over_near(carry, rows, near, see, first, end, HOW, SIZE, WALK[0], WALK[1], WALK[2], WALK[5], STEP)
     if WALK[4] > 0:
         BLOCK: tl.constexpr = WALK[3]
         LISTED: tl.constexpr = WALK[4]
