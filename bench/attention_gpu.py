@@ -26,7 +26,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -608,7 +608,7 @@ CANDIDATES = {
 def as_candidate(candidate: Candidate) -> Iterator[None]:
     chosen, launches = parts_triton.tile, dict(cuts.TUNED)
 
-    def tile(kind: str, *given: object, **more: object) -> Tile:
+    def tile(kind: str, *given: Any, **more: Any) -> Tile:
         return candidate.tiles.get(kind, chosen(kind, *given, **more))._replace(lean=candidate.lean)
 
     if candidate.tiles or candidate.lean:
@@ -704,7 +704,9 @@ def candidates(lengths: list[int], asked: "Asked") -> None:
                     print(f"{f'{row}: {one}':68}{N:>7}  failed: {str(error)[:100]!r}", flush=True)
                     continue
                 asked.record(f"candidates, {row}, {one}, {N}", times)
-                print(f"{f'{row}: {one}':68}{N:>7}  {shown(times):>15}  {off:>8.1e}", flush=True)
+                # both are rounded to bfloat16
+                wrong = "" if off < 1e-2 else "  DIFFERS"
+                print(f"{f'{row}: {one}':68}{N:>7}  {shown(times):>15}  {off:>8.1e}{wrong}", flush=True)
 
 
 def wait(then: Callable[[], object] | None) -> None:

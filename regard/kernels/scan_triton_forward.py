@@ -1,7 +1,7 @@
 """The forward kernels of scan_triton.py: a scan, the sums of segments before it, and what links them."""
 
 # Triton's compiler reads these bodies, in which types are not those of Python.
-# pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
 import triton.language as tl
 
