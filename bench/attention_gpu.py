@@ -576,6 +576,7 @@ class Candidate(NamedTuple):
     lean: bool = False  # all tiles, and rows in eights
     four: bool = False
     kept: bool = False
+    alike: bool = False
 
 
 LARGE = {"forward": Tile(128, 64, 8, 3, 128), "queries": Tile(128, 64, 8, 2, 128)}
@@ -597,9 +598,14 @@ CANDIDATES = {
     "linear, causal": {
         "chosen": Candidate(),
         "four": Candidate(four=True),
-        "four, kept": Candidate(tunings={"queries": cuts.Tuning(64, 4, 1)}, four=True, kept=True),
-        "four, kept, 168 registers": Candidate(tunings={"queries": cuts.Tuning(64, 4, 1, 168)}, four=True, kept=True),
-        "four, kept, 8 warps": Candidate(tunings={"queries": cuts.Tuning(64, 8, 1, 128)}, four=True, kept=True),
+        "four, alike": Candidate({}, {"queries": cuts.Tuning(64, 4, 2)}, four=True, alike=True),
+        "four, kept": Candidate({}, {"queries": cuts.Tuning(64, 4, 1)}, four=True, kept=True),
+        "four, kept, alike, 168 registers": Candidate(
+            {}, {"queries": cuts.Tuning(64, 4, 1, 168)}, four=True, kept=True, alike=True
+        ),
+        "four, kept, alike, 128 registers": Candidate(
+            {}, {"queries": cuts.Tuning(64, 4, 1, 128)}, four=True, kept=True, alike=True
+        ),
     },
 }
 
@@ -614,17 +620,14 @@ def as_candidate(candidate: Candidate) -> Iterator[None]:
     if candidate.tiles or candidate.lean:
         parts_triton.tile = tile
     cuts.TUNED.update(candidate.tunings)
-    before = parts_triton.EIGHTS, cuts.FOUR, cuts.KEPT
-    parts_triton.EIGHTS, cuts.FOUR, cuts.KEPT = (
-        before[0] or candidate.lean,
-        before[1] or candidate.four,
-        before[2] or candidate.kept,
-    )
+    before = parts_triton.EIGHTS, cuts.FOUR, cuts.KEPT, cuts.ALIKE
+    given = candidate.lean, candidate.four, candidate.kept, candidate.alike
+    parts_triton.EIGHTS, cuts.FOUR, cuts.KEPT, cuts.ALIKE = (a or b for a, b in zip(before, given, strict=True))
     try:
         yield
     finally:
         parts_triton.tile = chosen
-        parts_triton.EIGHTS, cuts.FOUR, cuts.KEPT = before
+        parts_triton.EIGHTS, cuts.FOUR, cuts.KEPT, cuts.ALIKE = before
         cuts.TUNED.update(launches)
 
 

@@ -450,6 +450,7 @@ def _backward(
                 q, k, v, g, den, e, *extra, first, lengths, *states, dq, of_q, *steps, *places,
                 **options, DECAY=way, LEARNS=learns, GIVEN=given, STATE=states[0] is not None,
                 **tuning.launch(), EVEN=even(q, v, lengths, p, tuning), KEPT=kept,
+                ALIKE=cuts.ALIKE and options["NARROW"] and way == 0,
             )  # fmt: skip
     if norm == 3 and p.parts_v > 1:
         e = dq.sum(0).float() * q / -torch.where(den.abs() > 1e-30, den, torch.inf)

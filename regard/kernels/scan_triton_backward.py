@@ -38,9 +38,10 @@ def scan_queries(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, NORM: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr, RAGGED: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, LEARNS: tl.constexpr, GIVEN: tl.constexpr, STATE: tl.constexpr,
-    EVEN: tl.constexpr, C: tl.constexpr, KEPT: tl.constexpr,
+    EVEN: tl.constexpr, C: tl.constexpr, KEPT: tl.constexpr, ALIKE: tl.constexpr,
 ):  # fmt: skip
-    """dq, and e where it is not given. KEPT: a segment is one chunk, and the state before it is a factor already."""
+    """dq, and e where it is not given. KEPT: a segment is one chunk, and the state before it is a factor already.
+    ALIKE: queries come by a product with ones on the diagonal."""
     h, segment, b, head, group = program(H, GROUP)
     if DECAY > 2:
         if is_left_to_other(safe, head, DECAY):
@@ -80,7 +81,12 @@ def scan_queries(
         # g is as narrow as it came: g / den would be rounded once more
         seen = sums_seen(z, A, ks, visible, before, ones, DECAY, RESET, NARROW, PRECISION)
         grad = _read_back(gs, vs, S, A, ks, visible, before, DECAY, RESET, NARROW, PRECISION)
-        qs = mapped(load_tile(q + at * q_t, i, q_t, columns, is_k, EVEN), is_k, MAP, EVEN, False)
+        qs = load_tile(q + at * q_t, i, q_t, columns, is_k, EVEN)
+        if ALIKE:
+            # as a product its layout is that of the others, and features are computed once
+            same = factor(tl.where(columns[:, None] == columns[None, :], 1.0, 0.0), NARROW, "ieee")
+            qs = tl.dot(factor(qs, NARROW, PRECISION), same, input_precision=PRECISION)
+        qs = mapped(qs, is_k, MAP, EVEN, False)
         inside = there[:, None] & (columns < K)[None, :]
         if NORM == 3:
             inverse = inverse_of(seen, floor, 1)

@@ -20,6 +20,7 @@ SEGMENTED = 1.5  # the time of a pass over segments, with that for their first s
 POISON = False  # tests fill what is about to be written with NaN
 SEGMENTS: int | None = None  # tests and tuning fix their number
 FOUR = False  # segments are linked by `link_four`
+ALIKE = False  # the kernel for dq takes its queries in the layout of its products
 KEPT = False  # in training the state before each chunk stays in memory: the kernel for dq then has no order
 
 

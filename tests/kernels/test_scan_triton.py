@@ -134,6 +134,7 @@ def test_kept_states(monkeypatch, segments):
     """The kernel for dq reads the states before its chunks, which that of the forward pass has kept."""
     monkeypatch.setattr(scan_triton_cut, "SEGMENTS", segments)
     monkeypatch.setattr(scan_triton_cut, "KEPT", True)
+    monkeypatch.setattr(scan_triton_cut, "ALIKE", segments == 2)
     launched, launch = [], scan_triton.scan_queries
 
     class Spy:

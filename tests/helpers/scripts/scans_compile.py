@@ -81,7 +81,15 @@ def family(
         "FINAL": True,
         **cuts.precision(dtype),
     }
-    fixed |= {"ENDS": True, "LINKED": True, "GIVEN": False, "LEARNS": learns, "REVERSE": False, "KEPT": False}
+    fixed |= {
+        "ENDS": True,
+        "LINKED": True,
+        "GIVEN": False,
+        "LEARNS": learns,
+        "REVERSE": False,
+        "KEPT": False,
+        "ALIKE": False,
+    }
     fixed |= {} if packed else {"first": None, "lengths": None}
     states = {} if kept else {"S_kept": None, "z_kept": None}
     fixed |= {} if decay in (1, 2) else {"decay": None}
@@ -96,7 +104,7 @@ def family(
     compiled(scan_triton_forward.scan_forward, dtype, fixed | states, tuned("forward", dtype))
     compiled(scan_triton_forward.scan_sums, dtype, fixed | {"den": None, "e": None}, tuned("sums", dtype))
     compiled(scan_triton_forward.scan_sums, dtype, back | {"REVERSE": True, "shrink": None}, tuned("sums", narrow))
-    compiled(scan_triton_backward.scan_queries, dtype, back | {"KEPT": kept}, tuned("queries", narrow))
+    compiled(scan_triton_backward.scan_queries, dtype, back | {"KEPT": kept, "ALIKE": kept}, tuned("queries", narrow))
     compiled(scan_triton_backward.scan_keys, dtype, back, tuned("keys", narrow))
     if not decay:
         for kernel in (scan_triton_sums.absorb_keys, scan_triton_sums.read_rows, scan_triton_sums.read_queries):
