@@ -599,6 +599,9 @@ CANDIDATES = {
         "chosen": Candidate(),
         "four": Candidate(four=True),
         "four, alike": Candidate({}, {"queries": cuts.Tuning(64, 4, 2)}, four=True, alike=True),
+        "four, alike, keys in chunks of 64": Candidate(
+            {}, {"queries": cuts.Tuning(64, 4, 2), "keys": cuts.Tuning(64, 4, 2)}, four=True, alike=True
+        ),
         "four, kept": Candidate({}, {"queries": cuts.Tuning(64, 4, 1)}, four=True, kept=True),
         "four, kept, alike, 168 registers": Candidate(
             {}, {"queries": cuts.Tuning(64, 4, 1, 168)}, four=True, kept=True, alike=True
