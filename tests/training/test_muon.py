@@ -106,13 +106,15 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(fused):
 
 
 def test_layers_under_any_name_have_orthogonal_updates():
-    """Not only `blocks`: what reads in a Perceiver, the stages of Swin and CoAtNet, the decoder of a Funnel."""
+    """Not only `blocks`: what reads in a Perceiver, the stages of Swin and CoAtNet, the decoder of a Funnel, what pools
+    in CoCa."""
     others = {
         ("image class", "perceiver"): {"position.project", "answer.output"},
         ("image class", "swin-nano"): {"merge.0.reduce", "merge.1.reduce", "output"},
         ("image class", "coatnet-nano"): {"hidden_layer", "output"},
         ("image class", "vit-nano"): {"answer.output"},
         ("class", "funnel"): {"answer.output"},
+        ("caption", "coca-nano"): {"output"},
     }
     for (predicts, preset), expected in others.items():
         found = registry.presets(predicts)[preset]
