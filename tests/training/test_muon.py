@@ -177,6 +177,28 @@ def test_a_run_keeps_the_matrices_that_it_was_begun_with():
         assert optimizer_state.pack_optimizer(other, model)[1] == before
 
 
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_a_run_keeps_the_learning_rates_that_it_was_begun_with(orthogonal):
+    """An older version counted other parameters among the embeddings, by which layer_decay gave them another share."""
+    model = Small()
+    groups = parameter_groups(model, layer_decay=0.5, orthogonal=orthogonal)
+    if orthogonal:
+        older = Muon([dict(group) for group in groups], lr=0.01)
+        current = Muon([dict(group) for group in groups], lr=0.01)
+    else:
+        older = torch.optim.AdamW([dict(group) for group in groups], lr=0.01)
+        current = torch.optim.AdamW([dict(group) for group in groups], lr=0.01)
+    lowest = older.param_groups.pop(0)
+    assert any(lowest["params"][0] is part for part in model.embedding.parameters())
+    older.param_groups[-1]["params"] += lowest["params"]
+    train(model, [older], 2, seed=1)
+    tensors, facts = optimizer_state.pack_optimizer(older, model)
+    optimizer_state.unpack_optimizer(current, model, tensors, facts)
+    for ours, theirs in zip(current.param_groups, older.param_groups, strict=True):
+        assert [id(part) for part in ours["params"]] == [id(part) for part in theirs["params"]]
+        assert ours["share"] == theirs["share"]
+
+
 @pytest.mark.gpu
 def test_a_captured_update_is_the_same():
     """Gradients stay where they are, learning rates change from step to step."""
