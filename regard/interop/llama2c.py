@@ -19,7 +19,8 @@ from regard.models.config import ModelConfig
 
 HEADER = struct.Struct("<7i")
 MOST = 2**24  # the largest size that a header may give
-OTHERS = {b"PK\x03\x04": "a PyTorch checkpoint", b"ak42": "a later version of llama2.c"}
+OTHERS = {b"ak42": "a later version of llama2.c"}
+PICKLES = {b"PK\x03\x04": "a PyTorch checkpoint, which holds a pickle", b"\x80": "a pickle"}
 
 
 def read(path: str | Path) -> tuple[ModelConfig, Tensors, int]:
@@ -32,8 +33,12 @@ def read(path: str | Path) -> tuple[ModelConfig, Tensors, int]:
     for start, name in OTHERS.items():
         if data.startswith(start) or data[:4] == start[::-1]:
             raise ValueError(f"{path} is {name}, not a model of llama2.c (version 0): it is not read")
-    if data.startswith(b"\x80"):
-        raise ValueError(f"{path} is a pickle, which can run code when it is opened: it is not read")
+    for start, name in PICKLES.items():
+        if data.startswith(start):
+            raise ValueError(
+                f"{path} is {name}: it can run code when it is opened, and is not read; save its tensors by "
+                "safetensors.torch.save_file, and import that file"
+            )
     if len(data) < HEADER.size:
         raise ValueError(f"{path} is not a model of llama2.c: it has no header")
     E, inner, layers, H, G, V, length = HEADER.unpack_from(data)

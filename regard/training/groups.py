@@ -1,11 +1,17 @@
 """Parameter groups of the optimizer: a learning rate for each layer, and weight decay or none."""
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import nn
 
 BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+# layers of models whose map shrinks from stage to stage: Swin's `stages` and the `merge` before each, CoAtNet's
+# convolutions and the layer that halves the map before each of its `stages`
+STAGED = re.compile(r"^(convolve|halve|merge|stages)\.(\d+)\.(?:(\d+)\.)?")
+# embeddings of tokens, patches and positions; alone at the end of a name, the tokens that a ViT puts before its patches
+BELOW = re.compile(r"(?:^|\.)(?:(?:embedding|position|segments|embedding_norm|stem|stem_norm)\.|(?:first|second)$)")
 
 
 def parameter_groups(
@@ -20,8 +26,8 @@ def parameter_groups(
     gets.
 
     `layer_decay` below 1: each layer has this fraction of the learning rate of the layer above it (Howard and Ruder
-    2018, arXiv 1801.06146). Embeddings are below the first layer; parameters that belong to no layer, such as those of
-    the output, have the full learning rate.
+    2018, arXiv 1801.06146). Embeddings, those of patches too, are below the first layer; parameters that belong to no
+    layer, such as those of the output, have the full learning rate.
 
     `weight_decay_on` "matrices": parameters of fewer than two dimensions, which are biases and the gains of norms, do
     not decay. Pulling a gain towards zero shrinks the output of a layer, and a bias has little capacity to overfit.
@@ -30,7 +36,7 @@ def parameter_groups(
     takes them.
     """
     matrices = _matrices_in_layers(model) if orthogonal else set()
-    depths = {name: _depth(name) for name, _ in model.named_parameters()}
+    depths = _depths([name for name, _ in model.named_parameters()])
     top = 1 + max((depth for depth in depths.values() if depth is not None), default=0)
     exempts = weight_decay > 0 and weight_decay_on == "matrices"
     groups: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
@@ -61,9 +67,29 @@ def _matrices_in_layers(model: nn.Module) -> set[int]:
     return {id(part.weight) for layer in layers for part in layer.modules() if isinstance(part, nn.Linear)}
 
 
-def _depth(name: str) -> int | None:
-    """0 for embeddings, 1 for the first layer; None for parameters above all layers."""
-    found = BLOCK.search(name)
-    if found is not None and "answer." not in name:
-        return int(found[1]) + 1
-    return 0 if re.search(r"(?:^|\.)(embedding|position|segments|embedding_norm)\.", name) else None
+def _depths(names: Sequence[str]) -> dict[str, int | None]:
+    """For each parameter 0 if it belongs to the embeddings, 1 to the first layer, ...; None above all layers."""
+    order = sorted({stage for name in names if (stage := _stage(name)) is not None})
+    found: dict[str, int | None] = {}
+    for name in names:
+        block, stage = BLOCK.search(name), _stage(name)
+        if stage is not None:
+            found[name] = order.index(stage) + 1
+        elif block is not None and "answer." not in name:
+            found[name] = int(block[1]) + 1
+        else:
+            found[name] = 0 if BELOW.search(name) else None
+    return found
+
+
+def _stage(name: str) -> tuple[int, int] | None:
+    """A key that orders the layers of models of stages from the first to the last."""
+    matched = STAGED.search(name)
+    if matched is None:
+        return None
+    kind, number, layer = matched[1], int(matched[2]), matched[3]
+    if kind == "convolve":
+        return -1, number
+    if kind == "merge":
+        return number + 1, 0  # with the first layer of the next stage
+    return number, -1 if kind == "halve" else int(layer or 0)

@@ -114,25 +114,28 @@ def _matching_groups(
 def _regrouped(
     optimizer: torch.optim.Optimizer, here: list[list[str]], stored: list[dict[str, Any]]
 ) -> list[dict[str, Any]] | None:
-    """The groups of Muon as a checkpoint has them, where it differs only in which matrices have orthogonal updates."""
+    """The groups as a checkpoint has them, where it differs only in which matrices have orthogonal updates, or in which
+    layer a parameter belongs to by its share of the learning rate."""
     known = {
         name: (parameter, group)
         for names, group in zip(here, optimizer.param_groups, strict=True)
         for name, parameter in zip(names, group["params"], strict=True)
     }
     named = [name for group in stored for name in group.get("parameters") or ()]
-    if "orthogonal" not in optimizer.defaults or len(named) != len(known) or set(named) != set(known):
+    is_muon = "orthogonal" in optimizer.defaults
+    may_differ = is_muon or all("share" in group for group in optimizer.param_groups)
+    if not may_differ or len(named) != len(known) or set(named) != set(known):
         return None
     found = []
     for group in stored:
         options, members = group["options"], [known[name] for name in group.get("parameters") or ()]
-        is_matrix = options.get("orthogonal")
+        is_matrix = options.get("orthogonal") if is_muon else False
         for parameter, own in members:
-            differs = any(options.get(option) != own.get(option) for option in ("weight_decay", "share"))
+            differs = options.get("weight_decay") != own.get("weight_decay") or ("share" in options) != ("share" in own)
             if differs or not isinstance(is_matrix, bool) or (is_matrix and parameter.ndim != 2):
                 return None
         params = [parameter for parameter, _ in members]
-        found += [own | {"params": params, "orthogonal": is_matrix} for _, own in members[:1]]
+        found += [own | {"params": params} | ({"orthogonal": is_matrix} if is_muon else {}) for _, own in members[:1]]
     return found if len(found) == len(stored) else None
 
 

@@ -17,7 +17,7 @@ from verbs import refused, told
 from regard.cli import main
 from regard.data.captioned import read_captioned
 from regard.decoding import DecodingConfig
-from regard.metrics.retrieval import Recall
+from regard.metrics.retrieval import Recall, retrieval
 from regard.page.engine import Engine
 from regard.page.subjects import open_run
 from regard.tasks.captions import (
@@ -420,6 +420,17 @@ def test_a_blank_picture_finds_nothing(captioner):
     found = evaluate(captioner, pixels, [["all is red"], ["all is blue"], ["all is white"]])
     assert found.retrieval.pictures == found.chance.pictures
     assert isinstance(found.chance.captions, Recall)
+
+
+def test_pictures_may_have_different_numbers_of_captions(captioner, folder):
+    valid = read_captioned(folder / "captions.tsv", folder / "images.npz", columns=(0, 1, 2))
+    captions = [texts[: 1 + (number > 4)] for number, texts in enumerate(valid.captions[:8])]
+    found = evaluate(captioner, valid.pixels[:8], captions)
+    vectors = captioner.caption_vectors([text for texts in captions for text in texts])
+    similarity = captioner.picture_vectors(valid.pixels[:8]).astype(np.float64) @ vectors.T
+    expected = retrieval(similarity, np.array([0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7]))
+    assert found.retrieval == expected
+    assert expected != retrieval(similarity, np.array([0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7]))
 
 
 @pytest.mark.gpu

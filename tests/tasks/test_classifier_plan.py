@@ -12,6 +12,8 @@ from torch import nn
 from verbs import told
 
 from regard.config import from_json, parse
+from regard.models import SwinConfig, VitConfig, build
+from regard.models.registry import presets
 from regard.tasks.classify import Classifier, ClassifyConfig, LabelledData, Task, baseline, evaluation
 from regard.tasks.classify import plan as classifier_plan
 from regard.tasks.classify import task as classification
@@ -204,6 +206,40 @@ def test_lower_layers_learn_more_slowly():
     for group in groups:
         for part in group["params"]:
             assert group["weight_decay"] == (0.1 if part.ndim >= 2 else 0.0)
+
+
+def test_layers_of_images_learn_more_slowly_too():
+    """Patches and a class token are below the first layer, and the stages of Swin and CoAtNet follow each other."""
+    sizes = {"image": (32, 32), "width": 8, "classes": 5}
+    vit = VitConfig(patch=8, heads=2, inner=16, layers=2, **sizes)
+    swin = SwinConfig(patch=4, window=2, heads=(2, 2), inner=16, layers=(1, 2), **sizes)
+    found = presets("image class")["coatnet-nano"]
+    orders = {
+        vit: ("stem.", "blocks.0.", "blocks.1.", "answer."),
+        swin: ("stem.", "stages.0.0.", "stages.1.0.", "stages.1.1.", "output."),
+        found.form.config(**found.values): (
+            "stem.",
+            "convolve.0.",
+            "halve.0.",
+            "stages.0.0.",
+            "halve.1.",
+            "stages.1.0.",
+            "output.",
+        ),
+    }
+    equal = {vit: (("stem.", "first"), ("stem.", "position.")), swin: (("stages.1.0.", "merge.0."),)}
+    for size, order in orders.items():
+        with torch.device("meta"):
+            model = build(size)
+        groups = parameter_groups(model, layer_decay=0.5)
+        shares = {id(part): group["share"] for group in groups for part in group["params"]}
+
+        def share(start: str, model=model, shares=shares) -> float:
+            (one,) = {shares[id(part)] for name, part in model.named_parameters() if name.startswith(start)}
+            return one
+
+        assert [share(start) for start in order] == [0.5**depth for depth in range(len(order))][::-1]
+        assert all(share(one) == share(other) for one, other in equal.get(size, ()))
 
 
 def test_layer_decay_reaches_the_weights(tmp_path):

@@ -126,6 +126,19 @@ def test_a_greedy_soup_leaves_out_what_makes_it_worse(folder, tmp_path, monkeypa
         assert_close(tensor.double(), (first[name].double() + third[name].double()) / 2, rtol=1e-6, atol=1e-12)
 
 
+def test_a_greedy_soup_is_measured_against_itself(folder, tmp_path, monkeypatch):
+    """With planted accuracies: what is tried next must reach the soup of the first two, not only the best run."""
+    values = iter((0.9, 0.9, 0.9, 0.95, 0.92, 0.95))
+
+    def planted(self, model):
+        value = next(values)
+        return value, {"accuracy": value}
+
+    monkeypatch.setattr(_Validation, "_measure", planted)
+    soup = make_soup(tuned(folder), tmp_path / "soup", "greedy", metric="accuracy", warn=silent)
+    assert [part.used for part in soup.measured] == [True, True, False]
+
+
 def test_its_folder_is_a_run_that_says_what_it_is_made_of(folder, tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "soup")
     said, _ = told(monkeypatch, capsys, "average", *tuned(folder), "--soup", "uniform", "--out", out, "--metric", "f1")

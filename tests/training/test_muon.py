@@ -106,13 +106,15 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(fused):
 
 
 def test_layers_under_any_name_have_orthogonal_updates():
-    """Not only `blocks`: what reads in a Perceiver, the stages of Swin and CoAtNet, the decoder of a Funnel."""
+    """Not only `blocks`: what reads in a Perceiver, the stages of Swin and CoAtNet, the decoder of a Funnel, what pools
+    in CoCa."""
     others = {
         ("image class", "perceiver"): {"position.project", "answer.output"},
         ("image class", "swin-nano"): {"merge.0.reduce", "merge.1.reduce", "output"},
         ("image class", "coatnet-nano"): {"hidden_layer", "output"},
         ("image class", "vit-nano"): {"answer.output"},
         ("class", "funnel"): {"answer.output"},
+        ("caption", "coca-nano"): {"output"},
     }
     for (predicts, preset), expected in others.items():
         found = registry.presets(predicts)[preset]
@@ -173,6 +175,28 @@ def test_a_run_keeps_the_matrices_that_it_was_begun_with():
         with pytest.raises(CheckpointError, match="groups do not match"):
             optimizer_state.unpack_optimizer(other, model, tensors, facts | {"groups": wrong})
         assert optimizer_state.pack_optimizer(other, model)[1] == before
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_a_run_keeps_the_learning_rates_that_it_was_begun_with(orthogonal):
+    """An older version counted other parameters among the embeddings, by which layer_decay gave them another share."""
+    model = Small()
+    groups = parameter_groups(model, layer_decay=0.5, orthogonal=orthogonal)
+    if orthogonal:
+        older = Muon([dict(group) for group in groups], lr=0.01)
+        current = Muon([dict(group) for group in groups], lr=0.01)
+    else:
+        older = torch.optim.AdamW([dict(group) for group in groups], lr=0.01)
+        current = torch.optim.AdamW([dict(group) for group in groups], lr=0.01)
+    lowest = older.param_groups.pop(0)
+    assert any(lowest["params"][0] is part for part in model.embedding.parameters())
+    older.param_groups[-1]["params"] += lowest["params"]
+    train(model, [older], 2, seed=1)
+    tensors, facts = optimizer_state.pack_optimizer(older, model)
+    optimizer_state.unpack_optimizer(current, model, tensors, facts)
+    for ours, theirs in zip(current.param_groups, older.param_groups, strict=True):
+        assert [id(part) for part in ours["params"]] == [id(part) for part in theirs["params"]]
+        assert ours["share"] == theirs["share"]
 
 
 @pytest.mark.gpu

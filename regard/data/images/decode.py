@@ -124,7 +124,8 @@ def fit(image: Any, size: tuple[int, int], how: Any) -> np.ndarray:
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), method=how)
     pixels = np.asarray(image)
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    # a copy in either case: what Pillow gives is read-only, of which PyTorch warns
+    return np.array(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), order="C")
 
 
 def resize_pixels(pixels: np.ndarray, size: tuple[int, int], channels: int) -> np.ndarray:
@@ -172,7 +173,9 @@ def _opened(file: BinaryIO, name: str) -> Any:
         known = ", ".join(FORMATS)
         raise BadImage(name, "is no image that can be read", f": expected one of {known}") from error
     except Image.DecompressionBombError as error:
-        raise BadImage(name, "has too many pixels", f": at most {MOST_PIXELS:,} are read") from error
+        raise BadImage(
+            name, "has too many pixels", f": at most {MOST_PIXELS:,} are read; scale it down first"
+        ) from error
     except Exception as error:
         raise BadImage(name, "cannot be decoded", f": {_describe(error)}") from error
     if image.width * image.height > MOST_PIXELS:

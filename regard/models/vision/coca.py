@@ -112,6 +112,8 @@ class Reading(NamedTuple):
 class Pooler(nn.Module):
     """Learned queries Q [M, E] read a picture X [B, n, E]: LN(Multihead(LN(Q), LN(X), LN(X))), without a residual."""
 
+    recomputes_alone = True  # as in Block
+
     def __init__(self, config: CocaConfig, queries: int):
         super().__init__()
         layer = config.layer()

@@ -194,6 +194,13 @@ def test_a_resized_crop_lies_within_the_image():
     area = matrix[:, 0, 0] * matrix[:, 1, 1]
     assert area.min() >= 0.15
     assert area.max() <= 0.9 + 1e-6
+    # and lies anywhere in it
+    for axis in (0, 1):
+        room = 1 - matrix[:, axis, axis]
+        where = (matrix[:, axis, 2] / room)[room > 0.05]
+        assert where.min() < -0.9
+        assert where.max() > 0.9
+        assert abs(where.mean()) < 0.1
 
 
 @pytest.mark.parametrize("operation", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
@@ -292,6 +299,10 @@ def test_erased_boxes():
     assert_close(changed.sum((1, 2)), area)
     assert 0.15 < (area > 0).double().mean() < 0.35
     assert area.max() <= 0.4 * 16 * 12
+    # a box may touch any border
+    is_erased = area > 0
+    assert (top[is_erased].min(), left[is_erased].min()) == (0, 0)
+    assert (bottom.max(), right.max()) == (16, 12)
     for row in torch.nonzero(area).flatten().tolist():
         box = out[row, :, top[row] : bottom[row], left[row] : right[row]]
         assert_close(box, named(draws, "colour")[row].view(3, 1, 1).expand_as(box), rtol=0, atol=0)

@@ -241,6 +241,8 @@ def test_palettes_transparency_and_depth():
     Image.fromarray(grey.astype(np.uint16) * 256 + 7).save(file, "PNG")
     np.testing.assert_array_equal(decode(file.getvalue(), (4, 4), 1)[0], grey)
     np.testing.assert_array_equal(decode(encoded(grey), (4, 4), 3), np.repeat(grey[None], 3, 0))
+    # PyTorch warns of arrays that cannot be written to
+    assert decode(encoded(grey), (4, 4), 1).flags.writeable
     with pytest.raises(BadImage, match="floating-point"):
         from_image(Image.fromarray(np.ones((4, 4), np.float32)), (4, 4), 1)
 

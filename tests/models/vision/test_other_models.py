@@ -184,3 +184,12 @@ def test_a_convnet_halves_the_map_of_every_stage_but_the_first():
 def test_refusals(make, options, words):
     with pytest.raises(ValueError, match=words):
         make(**options)
+
+
+def test_stochastic_depth_rises_over_all_layers():
+    """Also over both halves of a TokenLearner."""
+    expected = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4])
+    learner, latents = tokenlearner(layers=5, drop_path=0.4), perceiver(layers=5, drop_path=0.4)
+    assert min(len(learner.first.blocks), len(learner.blocks)) > 1
+    for blocks in ([*learner.first.blocks, *learner.blocks], latents.blocks):
+        assert_close(torch.tensor([block.drop_path.p for block in blocks]), expected)
