@@ -60,18 +60,20 @@ def header(results: Results) -> list[str]:
     where = f"{machine.get('gpu') or machine.get('cpu', plan.device)}"
     counted = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
     threads = f", {counted}" if plan.device == "cpu" and plan.threads else ""
+    torch = f", torch {machine['torch']}" if "torch" in machine else ""
     lengths = ", ".join(f"{length:,}" for length in plan.lengths)
     what = "one layer with its projections" if plan.part == "layer" else "attention alone, without projections"
     backend = f", {BASELINE} = SDPA {facts['backend']}" if facts["backend"] else ""
     sizes = f"width {plan.width}, {plan.heads} heads, {plan.dtype}"
     lines = [
         f"{lengths} tokens, batch {plan.batch}, {plan.role}, {sizes}; {what}",
-        f"{where}{threads}, torch {machine.get('torch', '-')}{backend}",
+        f"{where}{threads}{torch}{backend}",
     ]
     if results.folder.old:
         lines.append(OLD)
     if results.missing:
-        lines.append(f"{len(results.rows) - results.missing} of {len(results.rows)} rows done")
+        measured = sum(row["status"] == DONE for row in results.rows)
+        lines.append(f"{measured} of {len(results.rows)} rows measured, {results.missing} not run yet")
     if facts["drift"]:
         lines.append(f"drift: {BASELINE} became faster or slower by more than 5 % while it was measured")
     if machine and facts["load"] > machine.get("cores", math.inf) / 2 and plan.device == "cpu":

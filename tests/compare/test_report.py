@@ -162,7 +162,7 @@ def test_a_folder_half_done_says_what_is_missing(tmp_path, capsys):
     write_plans(Folder(tmp_path / "out"), plan, ())
     assert main(["compare", "--report", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "3 of 5 rows done" in said
+    assert "3 of 5 rows measured, 2 not run yet" in said
     continues = f"not run: time limit 10 min; regard compare --out {tmp_path}/out continues"
     assert f"{continues}: efficient, dot" in " ".join(said.split())
 
