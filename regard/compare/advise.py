@@ -82,6 +82,8 @@ def _about_scores(scores: Scores) -> list[str]:
     rows, name = scores.measured, scores.plan.label
     if len(rows) < 2:
         return []
+    if scores.lacks_reference:
+        return [f"{name} is not settled without {scores.reference}, so its rows are not ranked: name that row too."]
     if not scores.settled:
         missing = any(row["seeds"] < scores.plan.seeds for row in rows) or scores.missing
         more = "" if missing else f" More of the budget may settle it: --budget {scores.plan.axis}={_more(scores)}."

@@ -18,6 +18,8 @@ from regard.compare.run import Tools, provenance
 from regard.compare.runs import RunLesson
 from regard.compare.store import DONE, Cell, Folder
 
+AGAIN = ("error", "absent")  # statuses of cells that are trained again: what failed may have been mended
+
 
 class Filling:
     """The cells of a plan, in progress."""
@@ -68,7 +70,7 @@ class Filling:
         waiting = [cell for cell in cells if cell not in self.ended]
         if self.tools.force:
             return waiting
-        return [cell for cell in waiting if (known := self.cell(*cell)) is None or known.status == "error"]
+        return [cell for cell in waiting if (known := self.cell(*cell)) is None or known.status in AGAIN]
 
     def _fresh(self, cells: list[Asked]) -> list[Asked]:
         return [cell for cell in cells if cell not in self.begun]

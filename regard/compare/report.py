@@ -177,7 +177,9 @@ def score_header(scores: Scores) -> list[str]:
         lines.append(f"chance {chance[0]:.2f}{trick}; = marks a score that is not told from chance")
     if scores.folder.old:
         lines.append(OLD)
-    if not scores.settled:
+    if scores.lacks_reference:
+        lines.append(f"not settled: it is not known whether {scores.reference} solves it; name that row too")
+    elif not scores.settled:
         lines.append(
             f"not settled: {scores.reference} does not solve it with every seed in half of the budget, so the order is "
             "one of luck"

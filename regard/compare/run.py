@@ -210,7 +210,7 @@ class Screening:
         untried = len(rivals) - tried
         more = f"; for {untried} more there was no time" if untried else ""
         self.tools.tell(
-            f"{len(kept) - untried} of {tried} mechanisms could be as fast as {BASELINE}, going by shorter lengths{more}"
+            f"{len(kept) - untried} of {tried} mechanisms could be as fast as {BASELINE}, by shorter lengths{more}"
         )
         kept.sort(key=lambda row: (usual_place(row.spec), self.estimates[row.spec, row.length]))
         return [*(row for row in rows if row.spec == BASELINE), *kept]

@@ -54,6 +54,11 @@ class Scores:
         return BASELINE if self.plan.is_run else short(self.plan.find_task().reference)
 
     @property
+    def lacks_reference(self) -> bool:
+        """Whether that row is not asked for: then no budget settles the table."""
+        return not self.plan.is_run and self.reference not in (row["spec"] for row in self.rows)
+
+    @property
     def settled(self) -> bool:
         """Whether the reference solves the task with every seed in half of the budget: only then is the order no luck.
         Scores of real data have no such bar."""

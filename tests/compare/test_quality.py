@@ -98,6 +98,7 @@ def test_a_model_learns_and_the_cell_says_what_it_cost():
     assert answer["solved_at"] <= answer["updates"] == 60
     assert [step for step, _ in answer["curve"]] == [8, 16, 24, 32, 40, 48, 56, 60]
     assert answer["valid"] == answer["curve"][-1][1]
+    assert answer["tokens"] == 60 * lesson.batch * lesson.length
     assert len(answer["items"]) == 512
     assert sum(answer["items"]) / 512 == pytest.approx(answer["score"], abs=1e-3)
     assert counted["flops"] % 60 == 0
@@ -279,6 +280,20 @@ def test_the_best_rate_gets_fresh_seeds(tmp_path):
     assert school.asked[before:] == school.asked[:before]
 
 
+def test_the_best_rate_is_that_of_the_validation_set(tmp_path):
+    """The best of several scores of the test set would be no score of it."""
+    school = School({spec: {LOW: 0.5, MIDDLE: 0.9, HIGH: 0.5} for spec in ("softmax", "linear")})
+
+    def teach(lesson):
+        status, note, (answer, counted) = school(lesson)
+        luck = {LOW: 0.99, MIDDLE: 0.6, HIGH: 0.6}[lesson.rate]
+        return status, note, (answer | {"score": luck}, counted)
+
+    fill_quality([plan("linear")], Folder(tmp_path), World({}).tools(), teach)
+    rows = Scores(plan("linear"), Folder(tmp_path)).rows
+    assert {(row["rate"], row["score"]) for row in rows} == {(MIDDLE, 0.6)}
+
+
 def test_a_best_rate_at_the_edge_widens_the_grid_for_all(tmp_path):
     wider = float(f"{HIGH**2 / MIDDLE:.3g}")
     school = School({"softmax": {MIDDLE: 0.95}, "linear": {HIGH: 0.3, wider: 0.6}, "efficient": {MIDDLE: 0.4}})
@@ -416,9 +431,12 @@ def test_translators_without_sentences_are_ranked_by_seeds(tmp_path):
 
 
 def test_the_best_rate_of_a_loss_is_the_lowest(tmp_path):
-    losses = {LOW: 0.5, MIDDLE: 0.3, HIGH: 0.4}
+    losses = {LOW: 0.5, MIDDLE: 0.3, HIGH: 0.31}
     school = School({"softmax": losses, "linear": losses, "efficient": losses}, higher=False)
-    assert {row["rate"] for row in taught(tmp_path, school, plan()).rows} == {MIDDLE}
+    rows = taught(tmp_path, school, plan()).rows
+    assert {row["rate"] for row in rows} == {MIDDLE}
+    # a loss that is little higher than the best is one at which it learns
+    assert {(row["rates_ok"], row["rates"]) for row in rows} == {(2, 3)}
 
 
 @pytest.mark.parametrize(("score", "solved_at"), [(0.5, 100), (0.95, 400)])
@@ -443,6 +461,13 @@ def test_a_word_problem_is_settled_by_a_recurrence(tmp_path):
         scores = taught(tmp_path / str(score), school, asked)
         assert scores.settled == settled
         assert scores.reference == gru
+    # who did not ask for it is told to: no budget settles a table without it
+    asked = QualityPlan("word(group='S3')", specs=("linear",))
+    scores = taught(tmp_path / "without", School({"softmax": {MIDDLE: 0.3}, "linear": {MIDDLE: 0.3}}), asked)
+    head, said = score_header(scores)[-1], " ".join(advise(Results(None, scores.folder, [asked])))
+    assert head == f"not settled: it is not known whether {gru} solves it; name that row too"
+    assert f"not settled without {gru}" in said
+    assert "--budget" not in said
 
 
 def test_several_tables_share_the_processes(tmp_path):
@@ -489,6 +514,20 @@ def test_statuses(tmp_path):
     assert (rows["linformer"]["status"], rows["gmlp"]["status"]) == ("refused", "over")
     assert "not within 1 %" in rows["gmlp"]["note"]
     assert not any(spec.startswith("gmlp") for spec, *_ in school.asked)
+
+
+def test_a_file_that_was_missing_is_read_the_next_time(tmp_path):
+    text = tmp_path / "book.txt"
+    asked = QualityPlan("language", specs=("linear",), rates=(0.001,), flags=("--data.text", str(text)))
+    lesson = asked.run_lesson("linear", 0.001, 1, Folder(tmp_path))
+    status, note, found = jobs.run_cell(lesson)
+    assert (status, note) == ("absent", f"{text}: no such file or directory")
+    fill_quality([asked], Folder(tmp_path), World({}).tools(), lambda lesson: (status, note, found))
+    assert {row["status"] for row in Scores(asked, Folder(tmp_path)).rows} == {"absent"}
+    answer = {"score": 1.0, "valid": 1.0, "metric": "loss", "higher_is_better": False, "updates": 1, "curve": []}
+    answer |= {"seconds": 1.0, "device_seconds": 1.0}
+    fill_quality([asked], Folder(tmp_path), World({}).tools(), lambda lesson: ("done", "", (answer, {})))
+    assert {row["status"] for row in Scores(asked, Folder(tmp_path)).rows} == {"done"}
 
 
 def test_half_done(tmp_path, capsys):

@@ -11,6 +11,7 @@ from planted import Planted, World, survived
 from regard.compare import run
 from regard.compare.measure import CannotMeasure
 from regard.compare.plan import CostPlan
+from regard.compare.question import BASES, code_of
 from regard.compare.results import NOT_RUN, Results
 from regard.compare.store import Folder
 
@@ -91,6 +92,13 @@ def test_another_question_is_another_cell(tmp_path, monkeypatch):
     assert plan("linear", threads=2).question("count", "linear", 64).key == before["count"]
     # the code of mechanisms inside another is part of it
     assert len({one.question("speed", f"heads({part}, softmax)", 64).code for part in ("linear", "dot")}) == 2
+    # and so is that of the classes that all of them are built on
+    code_of.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr("regard.compare.question.BASES", BASES[1:])
+        assert one.question("count", "linear", 64).key != before["count"]
+    code_of.cache_clear()
+    assert one.question("count", "linear", 64).key == before["count"]
     # aliases are one mechanism
     assert one.question("speed", "softmax", 64).key == one.question("speed", "mha", 64).key
 
