@@ -103,7 +103,7 @@ def _about_scores(scores: Scores) -> list[str]:
         said.append(f"At chance: {_listed(chance)}.")
     rising = [row for row in behind if row["rising"]]
     if rising:
-        said.append(f"Still rising when the budget ended: {_listed(rising)}.")
+        said.append(f"Still improving when the budget ended: {_listed(rising)}.")
     return said
 
 

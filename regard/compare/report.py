@@ -155,7 +155,7 @@ SCORE_COLUMNS: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("counted FLOP", "flops", lambda row: f"{row['flops']:.2e}"),
     ("trains at", "speed", lambda row: f"{row['speed']:,.0f} {row['speed_unit']}/s"),
     ("device s", "device_seconds", lambda row: number(row["device_seconds"])),
-    ("", "rising", lambda row: "still rising" if row["rising"] and row.get("solved", 0) < 1 else ""),
+    ("", "rising", lambda row: "still improving" if row["rising"] and row.get("solved", 0) < 1 else ""),
 ]
 
 
