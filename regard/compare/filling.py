@@ -100,7 +100,7 @@ class Filling:
         """What a process gets to train."""
         self.begun.add(asked)
         if self.plan.is_run:
-            return self.plan.run_lesson(*asked, self.folder)
+            return replace(self.plan.run_lesson(*asked, self.folder), afresh=self.tools.force)
         return replace(self.plan.lesson(*asked, self.folder), graphs=asked[0] not in self.uncaptured)
 
     def end(self, asked: Asked, outcome: Outcome) -> None:

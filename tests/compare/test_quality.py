@@ -597,8 +597,14 @@ def test_a_task_of_regard_train_goes_through_its_own_loop(tmp_path):
     # the width that makes its parameters equal to those of softmax
     assert facts["model"]["inner"] != 256
     assert counted["parameters"] == facts["parameters"]
-    # a run that is there is not trained again
+    # a run that is there is not trained again, unless that is asked for: its data may be another
     assert learn_run(lesson)[0]["curve"] == answer["curve"]
+    book.write_text("a quick brown fox jumps over a lazy dog, he said\n" * 40)
+    assert learn_run(dataclasses.replace(lesson, afresh=True))[0]["curve"] != answer["curve"]
+    plan, tools = QualityPlan("language", specs=("linear",), flags=tuple(data)), World({}).tools()
+    for force in (False, True):
+        tools.force = force
+        assert Filling(plan, Folder(tmp_path), tools).lesson(("linear", 0.01, 1)).afresh == force
 
 
 def test_a_run_of_images_has_its_speed_where_none_trains_beside_it(tmp_path, monkeypatch):
