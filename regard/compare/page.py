@@ -9,7 +9,7 @@ from typing import Any
 from regard.compare.advise import advise
 from regard.compare.plan import CostPlan
 from regard.compare.quality import QualityPlan
-from regard.compare.report import header, score_header, table_lines
+from regard.compare.report import group_lines, header, score_header, table_lines
 from regard.compare.results import Results
 from regard.compare.store import DONE
 
@@ -49,7 +49,7 @@ def html_report(results: Results) -> str:
         tables.append(_table(f"{length:,} tokens", header(results), rows, COSTS, axes, ["sees"]))
     for scores in results.scores:
         higher = ["score", "score_min", "score_max"] if scores.higher_is_better else []
-        head = score_header(scores)
+        head = [*score_header(scores), *(f"by group, {line}" for line in group_lines(scores))]
         rows = [*scores.measured, *(row for row in scores.rows if "score" not in row)]
         rows = [row | {"command": _score_command(results, scores.plan, row)} for row in rows]
         made = _table(scores.plan.label, head, rows, SCORES, ["flops", "score"], higher)

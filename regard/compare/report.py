@@ -213,7 +213,16 @@ def score_table(scores: Scores, width: int) -> list[str]:
     if kept < len(cells):
         names = ", ".join(title for title, *_ in columns[kept:] if title)
         lines.append(_fill(f"Columns without room here: {names}.", width))
+    if groups := group_lines(scores):
+        lines += ["", "by group:", *(_fill(line, width) for line in groups)]
     return [*(lines if rows else []), *_status_lines([row for row in scores.rows if row["note"]], first, width)]
+
+
+def group_lines(scores: Scores) -> list[str]:
+    """The scores of the groups of answers that a task tells apart, as means over the seeds: a line for each row."""
+    rows = [row for row in scores.measured if row.get("groups")]
+    shares = [", ".join(f"{name} {share:.3f}" for name, share in row["groups"].items()) for row in rows]
+    return [f"{row['spec']}: {share}" for row, share in zip(rows, shares, strict=True)]
 
 
 def score_markdown(scores: Scores) -> list[str]:
@@ -238,6 +247,8 @@ def score_markdown(scores: Scores) -> list[str]:
         if row["note"]:
             fewer.setdefault(row["note"], []).append(f"`{row['spec']}`")
     lines += ["", *(f"{note}: {', '.join(specs)}  " for note, specs in fewer.items())] if fewer else []
+    if groups := group_lines(scores):
+        lines += ["", "By group:  ", *(f"{line}  " for line in groups)]
     return [*lines, ""]
 
 

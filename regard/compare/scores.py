@@ -144,7 +144,10 @@ class Scores:
             times = [cell.answer["solved_at"] for cell in done]
             row["solved"] = sum(score >= SOLVED for score in scores) / len(scores)
             row["solved_at"] = sorted(times, key=lambda step: step or math.inf)[len(times) // 2]
-            row["groups"] = done[0].answer["groups"]
+            names = list(done[0].answer["groups"])
+            row["groups"] = {
+                name: sum(cell.answer["groups"].get(name, 0.0) for cell in done) / len(done) for name in names
+            }
             row["at_chance"] = row["score"] <= self._chance_bound(done)
         return row
 

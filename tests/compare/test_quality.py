@@ -23,7 +23,7 @@ from regard.compare.filling import Filling, fill_quality
 from regard.compare.learn import Broke, Lesson, learn
 from regard.compare.page import html_report
 from regard.compare.quality import ENSEMBLE, QualityPlan, Variant
-from regard.compare.report import score_header, score_markdown
+from regard.compare.report import score_header, score_markdown, text_report
 from regard.compare.results import Results
 from regard.compare.runs import RunLesson, joined_files, learn_run
 from regard.compare.scores import Scores
@@ -292,6 +292,22 @@ def test_the_best_rate_is_that_of_the_validation_set(tmp_path):
     fill_quality([plan("linear")], Folder(tmp_path), World({}).tools(), teach)
     rows = Scores(plan("linear"), Folder(tmp_path)).rows
     assert {(row["rate"], row["score"]) for row in rows} == {(MIDDLE, 0.6)}
+
+
+def test_groups_of_answers_are_shown_as_means_over_the_seeds(tmp_path):
+    school = School({"softmax": {MIDDLE: 0.95}})
+
+    def teach(lesson):
+        status, note, (answer, counted) = school(lesson)
+        return status, note, (answer | {"groups": {"kept": 0.1 * lesson.seed, "updated": 0.5}}, counted)
+
+    asked = QualityPlan("recall", specs=("softmax",), rates=(MIDDLE,))
+    fill_quality([asked], Folder(tmp_path), World({}).tools(), teach)
+    results = Results(None, Folder(tmp_path), [asked])
+    said = "softmax: kept 0.200, updated 0.500"
+    assert f"by group:\n{said}" in text_report(results)
+    assert f"{said}  " in score_markdown(results.scores[0])
+    assert said in html_report(results)
 
 
 def test_a_best_rate_at_the_edge_widens_the_grid_for_all(tmp_path):
