@@ -279,6 +279,11 @@ def test_a_power_law_is_found_and_its_interval_holds_it():
     assert scaling._law(noisy[:3], "parameters") == "no exponent, 3 of the 4 points that it needs"
     bent = [point._replace(losses=(loss,)) for point, loss in zip(noisy, (3, 2, 3, 2, 3), strict=True)]
     assert "no exponent, R^2 of the best law is" in scaling._law(bent, "parameters")
+    # nor has one that follows a law in part
+    rough = [scaling.Point(size, 1e6, 1e9, (loss,)) for size, loss in ((1e5, 4.0), (1e6, 3.4), (1e7, 3.5), (1e8, 2.9))]
+    law = scaling.fit([point.size for point in rough], [point.loss for point in rough])
+    assert 0.8 < law.r2 < scaling.LEAST_R2 == 0.98
+    assert scaling._law(rough, "parameters").startswith("no exponent, R^2 of the best law is 0.")
     assert scaling.hull([(1, 5.0), (2, 6.0), (3, 4.0), (3, 3.0)]) == [(1, 5.0), (3, 3.0)]
 
 
