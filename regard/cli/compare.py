@@ -311,7 +311,12 @@ def _print(results: "Results", arguments: argparse.Namespace) -> None:
     else:
         print(text_report(results, open_console(120).width))
     if arguments.against is not None:
-        from regard.compare.changes import describe_changes
+        from regard.compare.changes import changes, describe_changes
         from regard.compare.store import Folder
 
-        print(describe_changes(results.folder, Folder(arguments.against)))
+        old = Folder(arguments.against)
+        if arguments.json:
+            for change in changes(results.folder, old):
+                print(json.dumps(change))
+        else:
+            print(describe_changes(results.folder, old))

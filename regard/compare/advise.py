@@ -82,6 +82,8 @@ def _about_scores(scores: Scores) -> list[str]:
     rows, name = scores.measured, scores.plan.label
     if len(rows) < 2:
         return []
+    if scores.lacks_reference:
+        return [f"{name} is not settled without {scores.reference}, so its rows are not ranked: name that row too."]
     if not scores.settled:
         missing = any(row["seeds"] < scores.plan.seeds for row in rows) or scores.missing
         more = "" if missing else f" More of the budget may settle it: --budget {scores.plan.axis}={_more(scores)}."
@@ -101,7 +103,7 @@ def _about_scores(scores: Scores) -> list[str]:
         said.append(f"At chance: {_listed(chance)}.")
     rising = [row for row in behind if row["rising"]]
     if rising:
-        said.append(f"Still rising when the budget ended: {_listed(rising)}.")
+        said.append(f"Still improving when the budget ended: {_listed(rising)}.")
     return said
 
 
@@ -130,18 +132,22 @@ def interval(row: dict[str, Any], metric: str) -> Interval:
 
 
 def leaders(rows: Sequence[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    """The row with the smallest ratio, and all whose intervals overlap its own."""
+    """The fastest of the rows that are clearly faster than the baseline, and after it all whose intervals overlap its
+    own, also those that are not clearly faster; empty: none is."""
     known = sorted((row for row in rows if f"{metric}_ratio" in row), key=lambda row: row[f"{metric}_ratio"])
-    return [row for row in known if interval(row, metric).overlaps(interval(known[0], metric))]
+    first = next((row for row in known if row[f"{metric}_ratio_high"] < 1), None)
+    if first is None:
+        return []
+    others = [row for row in known if row is not first]
+    return [first, *(row for row in others if interval(row, metric).overlaps(interval(first, metric)))]
 
 
 def _fastest(rivals: list[dict[str, Any]], metric: str, what: str) -> str:
     """Which is the fastest, and how much faster than the baseline."""
-    faster = [row for row in rivals if row.get(f"{metric}_ratio_high", 1.0) < 1]
-    if not faster:
+    best = leaders(rivals, metric)
+    if not best:
         slower = all(row.get(f"{metric}_ratio_low", 0.0) > 1 for row in rivals)
         return f"Fastest {what} here: {BASELINE}." if slower else f"None is clearly faster {what} than {BASELINE} here."
-    best = leaders(faster, metric)
     return f"Fastest {what} here{_led_by(best, metric)}."
 
 
@@ -157,14 +163,13 @@ def _led_by(best: list[dict[str, Any]], metric: str) -> str:
 
 def _that_see_all(rivals: list[dict[str, Any]], length: int) -> list[str]:
     """The fastest of those whose last token sees the whole text, if the fastest of all does not."""
-    best = leaders([row for row in rivals if row["train_ratio_high"] < 1], "train")
+    best = leaders(rivals, "train")
     blind = [row for row in best if row.get("sees", length) < length]
     if not blind:
         return []
     seen = sorted({row["sees"] for row in blind})
     said = [f"In {_listed(blind)} a token sees {' to '.join(f'{n:,}' for n in _ends(seen))} of the {length:,}."]
-    whole = [row for row in rivals if row.get("sees") == length and row["train_ratio_high"] < 1]
-    found = leaders(whole, "train") if whole else []
+    found = leaders([row for row in rivals if row.get("sees") == length], "train")
     if found:
         said.append(f"Of those in which a token sees all of them, the fastest{_led_by(found, 'train')}.")
     elif [row for row in rivals if row.get("sees") == length]:

@@ -28,7 +28,8 @@ def describe_changes(new: Folder, old: Folder) -> str:
         f"{change['spec']} {change['length']:,} {change['metric']}: {change['before']:.3g}, now {change['now']:.3g}"
         for change in clear
     ]
-    rest = f"{len(clear)} of {len(found)} answers changed; the intervals of the others overlap."
+    others = "; the intervals of the others overlap" if clear else ": all intervals overlap"
+    rest = f"{len(clear)} of {len(found)} answers changed{others}."
     return "\n".join([*lines, rest])
 
 

@@ -18,6 +18,8 @@ from regard.compare.run import Tools, provenance
 from regard.compare.runs import RunLesson
 from regard.compare.store import DONE, Cell, Folder
 
+AGAIN = ("error", "absent")  # statuses of cells that are trained again: what failed may have been mended
+
 
 class Filling:
     """The cells of a plan, in progress."""
@@ -68,7 +70,7 @@ class Filling:
         waiting = [cell for cell in cells if cell not in self.ended]
         if self.tools.force:
             return waiting
-        return [cell for cell in waiting if (known := self.cell(*cell)) is None or known.status == "error"]
+        return [cell for cell in waiting if (known := self.cell(*cell)) is None or known.status in AGAIN]
 
     def _fresh(self, cells: list[Asked]) -> list[Asked]:
         return [cell for cell in cells if cell not in self.begun]
@@ -98,7 +100,7 @@ class Filling:
         """What a process gets to train."""
         self.begun.add(asked)
         if self.plan.is_run:
-            return self.plan.run_lesson(*asked, self.folder)
+            return replace(self.plan.run_lesson(*asked, self.folder), afresh=self.tools.force)
         return replace(self.plan.lesson(*asked, self.folder), graphs=asked[0] not in self.uncaptured)
 
     def end(self, asked: Asked, outcome: Outcome) -> None:

@@ -19,6 +19,7 @@ from regard.compare.learn import Broke, Lesson, NotCaptured, learn
 from regard.compare.measure import describe_failure, process_context
 from regard.compare.runs import RunLesson, learn_run
 from regard.compare.store import DONE
+from regard.data.text import BadText
 from regard.training.signals import Stopped
 
 STOPPED = "stopped"  # no answer yet: what is saved is continued
@@ -49,6 +50,9 @@ def run_cell(lesson: Lesson | RunLesson) -> Outcome:
         return "broke", str(error), ({}, {})
     except budget.OverBudget as error:
         return "over", str(error), ({}, {})
+    except BadText as error:
+        # a file that is missing or damaged, which is the user's to mend: it is read again the next time
+        return "absent", str(error), ({}, {})
     except Exception as error:
         return *describe_failure(error), ({}, {})
 

@@ -1,12 +1,13 @@
 """Pictures of a comparison: what is best at a price, learning curves, and what a table with a name is about."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from regard import draw
 from regard.compare import scaling
@@ -19,6 +20,7 @@ POINTS = "offset points"
 Panel = Callable[[Any], None]
 FADED, STRONG, LINE = "#b9bec9", "#2f5aa8", "#c2571a"
 FADED_TEXT = "#6b7280"
+WIDE = 8  # factor between the ends of a logarithmic axis from which powers of ten, halves and fifths are several
 
 
 class Point(NamedTuple):
@@ -204,20 +206,25 @@ def _draw_costs(axes: Any, results: Results, length: int) -> None:
     best = frontier(points)
     axes.set_xscale("log")
     axes.set_yscale("log" if all(point.y > 0 for point in points) else "linear")
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, values in ((axes.xaxis, [point.x for point in points]), (axes.yaxis, [point.y for point in points])):
         if axis.get_scale() == "log":
-            # also where the points lie within one power of ten
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            # several numbers, also where the points lie near each other
+            is_wide = len(values) > 0 and max(values) > WIDE * min(values)
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(4))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.2, y=0.1)  # room for names
     if best:
         axes.plot([point.x for point in best], [point.y for point in best], color=LINE, linewidth=1, zorder=1)
+    middle = math.sqrt(min((point.x for point in points), default=1) * max((point.x for point in points), default=1))
     for point in points:
         color = STRONG if point in best else FADED
         axes.scatter(point.x, point.y, s=point.size, color=color, alpha=0.8, zorder=2)
         named = STRONG if point in best else FADED_TEXT
-        axes.annotate(point.name, (point.x, point.y), fontsize=7, xytext=(6, 6), textcoords=POINTS, color=named)
+        # a name stands on the side where it has room
+        on_left = point.x > middle
+        place = {"xytext": (-6 if on_left else 6, 6), "ha": "right" if on_left else "left"}
+        axes.annotate(point.name, (point.x, point.y), fontsize=7, textcoords=POINTS, color=named, **place)
     axes.axvline(1.0, color=FADED, linewidth=0.8, linestyle=":")
     axes.set_xlabel("training step, multiple of softmax")
     axes.set_ylabel("peak memory, MiB")

@@ -60,18 +60,20 @@ def header(results: Results) -> list[str]:
     where = f"{machine.get('gpu') or machine.get('cpu', plan.device)}"
     counted = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
     threads = f", {counted}" if plan.device == "cpu" and plan.threads else ""
+    torch = f", torch {machine['torch']}" if "torch" in machine else ""
     lengths = ", ".join(f"{length:,}" for length in plan.lengths)
     what = "one layer with its projections" if plan.part == "layer" else "attention alone, without projections"
     backend = f", {BASELINE} = SDPA {facts['backend']}" if facts["backend"] else ""
     sizes = f"width {plan.width}, {plan.heads} heads, {plan.dtype}"
     lines = [
         f"{lengths} tokens, batch {plan.batch}, {plan.role}, {sizes}; {what}",
-        f"{where}{threads}, torch {machine.get('torch', '-')}{backend}",
+        f"{where}{threads}{torch}{backend}",
     ]
     if results.folder.old:
         lines.append(OLD)
     if results.missing:
-        lines.append(f"{len(results.rows) - results.missing} of {len(results.rows)} rows done")
+        measured = sum(row["status"] == DONE for row in results.rows)
+        lines.append(f"{measured} of {len(results.rows)} rows measured, {results.missing} not run yet")
     if facts["drift"]:
         lines.append(f"drift: {BASELINE} became faster or slower by more than 5 % while it was measured")
     if machine and facts["load"] > machine.get("cores", math.inf) / 2 and plan.device == "cpu":
@@ -153,7 +155,7 @@ SCORE_COLUMNS: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("counted FLOP", "flops", lambda row: f"{row['flops']:.2e}"),
     ("trains at", "speed", lambda row: f"{row['speed']:,.0f} {row['speed_unit']}/s"),
     ("device s", "device_seconds", lambda row: number(row["device_seconds"])),
-    ("", "rising", lambda row: "still rising" if row["rising"] and row.get("solved", 0) < 1 else ""),
+    ("", "rising", lambda row: "still improving" if row["rising"] and row.get("solved", 0) < 1 else ""),
 ]
 
 
@@ -175,7 +177,9 @@ def score_header(scores: Scores) -> list[str]:
         lines.append(f"chance {chance[0]:.2f}{trick}; = marks a score that is not told from chance")
     if scores.folder.old:
         lines.append(OLD)
-    if not scores.settled:
+    if scores.lacks_reference:
+        lines.append(f"not settled: it is not known whether {scores.reference} solves it; name that row too")
+    elif not scores.settled:
         lines.append(
             f"not settled: {scores.reference} does not solve it with every seed in half of the budget, so the order is "
             "one of luck"
@@ -209,7 +213,16 @@ def score_table(scores: Scores, width: int) -> list[str]:
     if kept < len(cells):
         names = ", ".join(title for title, *_ in columns[kept:] if title)
         lines.append(_fill(f"Columns without room here: {names}.", width))
+    if groups := group_lines(scores):
+        lines += ["", "by group:", *(_fill(line, width) for line in groups)]
     return [*(lines if rows else []), *_status_lines([row for row in scores.rows if row["note"]], first, width)]
+
+
+def group_lines(scores: Scores) -> list[str]:
+    """The scores of the groups of answers that a task tells apart, as means over the seeds: a line for each row."""
+    rows = [row for row in scores.measured if row.get("groups")]
+    shares = [", ".join(f"{name} {share:.3f}" for name, share in row["groups"].items()) for row in rows]
+    return [f"{row['spec']}: {share}" for row, share in zip(rows, shares, strict=True)]
 
 
 def score_markdown(scores: Scores) -> list[str]:
@@ -234,6 +247,8 @@ def score_markdown(scores: Scores) -> list[str]:
         if row["note"]:
             fewer.setdefault(row["note"], []).append(f"`{row['spec']}`")
     lines += ["", *(f"{note}: {', '.join(specs)}  " for note, specs in fewer.items())] if fewer else []
+    if groups := group_lines(scores):
+        lines += ["", "By group:  ", *(f"{line}  " for line in groups)]
     return [*lines, ""]
 
 

@@ -25,12 +25,13 @@ from regard.compare.store import DONE, Cell, Folder
 RIVALS = 5  # of a group, beside the baseline
 FEWEST, MOST = 9, 60  # rounds
 FEWEST_AT_END = 5  # rounds that suffice where the time ends
+TURN = 1.5  # training steps that a turn takes: one, a forward pass and decoding steps
 # what a contestant takes in all, in training steps: estimates, counts and warm-up, and the fewest rounds of a forward
 # pass and a training step
 STEPS_OF_ALL = 22
 GENEROUS = 3.0  # times its equal share of the time that a contestant may take: most take less
 USED = 0.92  # of the time that measuring plans with: what is begun is finished within the rest
-STEPS_OF_GROUP = 15  # of the baseline, without which a group is not worth beginning
+STEPS_OF_GROUP = 15  # of the baseline, after two are prepared, without which a group is not worth beginning
 ROOM = 0.7  # of the free memory
 SCREENED = 0.3  # of the time, that estimates may take
 HOPELESS = 1.2  # times the time of the baseline, by shorter lengths, at which a row is not measured
@@ -110,18 +111,19 @@ def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> No
         by_length = by_length if plan.specs else {at: screening.run(rows) for at, rows in by_length.items()}
         parts = [part for rows in by_length.values() for part in _grouped(rows)]
         done = 0
-        steps: dict[int, float] = {}  # seconds of a training step of the baseline, by length
+        needed: dict[int, float] = {}  # seconds without which a group is not worth beginning, by length
         for number, part in enumerate(parts):
             left = deadline - tools.clock()
             share = left / (len(parts) - number)
             group = Group(plan, folder, tools, part, deadline, share, room, screening.estimates)
             length = part[0].length
-            if left <= 0 or left < STEPS_OF_GROUP * steps.get(length, 0.0):
+            if left <= 0 or left < needed.get(length, 0.0):
                 tools.tell(f"the time ends: {sum(map(len, parts[number:]))} rows are not measured")
                 break
             group.run()
             if group.rounds.get(BASELINE, {}).get("train"):
-                steps[length] = statistics.quartiles(group.rounds[BASELINE]["train"]).middle
+                step = statistics.quartiles(group.rounds[BASELINE]["train"]).middle
+                needed[length] = STEPS_OF_GROUP * step + 2 * group.preparing
             done += group.stored
             tools.tell(
                 f"{done} of {len(open_rows)} rows measured, {_minutes(deadline - tools.clock())} of the time left"
@@ -188,11 +190,13 @@ class Screening:
         if base is None or not base["seconds"]:
             return rows
         until = self.tools.clock() + SCREENED * (self.deadline - self.tools.clock())
-        kept = []
+        kept, tried = [], 0
         for row in rivals:
             self.tools.check_signals()
             limit = HOPELESS * base["seconds"]
-            found = self._estimate(row, limit) if self.tools.clock() < until else {"seconds": math.inf, "length": 0.0}
+            found = {"seconds": math.inf, "length": 0.0}
+            if self.tools.clock() < until:
+                found, tried = self._estimate(row, limit), tried + 1
             if found is None:
                 continue
             if found["length"] and found["seconds"] > limit:
@@ -203,7 +207,11 @@ class Screening:
                 continue
             self.estimates[row.spec, row.length] = found["seconds"]
             kept.append(row)
-        self.tools.tell(f"{len(kept)} of {len(rivals)} mechanisms could be as fast as {BASELINE}, by shorter lengths")
+        untried = len(rivals) - tried
+        more = f"; for {untried} more there was no time" if untried else ""
+        self.tools.tell(
+            f"{len(kept) - untried} of {tried} mechanisms could be as fast as {BASELINE}, by shorter lengths{more}"
+        )
         kept.sort(key=lambda row: (usual_place(row.spec), self.estimates[row.spec, row.length]))
         return [*(row for row in rows if row.spec == BASELINE), *kept]
 
@@ -246,6 +254,7 @@ class Group:
         self.playing: dict[str, Contestant] = {}
         self.facts: dict[str, dict[str, Any]] = {}
         self.rounds: dict[str, dict[str, list[float]]] = {}
+        self.preparing = 0.0  # seconds until a contestant is warm, as a mean
         self.stored = 0  # rows
 
     def run(self) -> None:
@@ -262,8 +271,9 @@ class Group:
                 self._begin(row)
             for row in rivals:
                 self.tools.check_signals()
-                if row.spec in self.begun and self.tools.clock() < self.deadline:
+                if row.spec in self.begun and self._has_time_for_another():
                     self._enter(row)
+            self.preparing = (self.tools.clock() - self.began) / max(1, len(self.playing))
             if not self._play():
                 return
             for row in (*own, *rivals):
@@ -273,6 +283,19 @@ class Group:
         finally:
             for contestant in (*self.begun.values(), *self.playing.values()):
                 contestant.close()
+
+    def _has_time_for_another(self) -> bool:
+        """Whether a further rival can be prepared and the fewest rounds be played before the time ends: those that wait
+        are for the next call, where a group that is too large would have no round to show for its time."""
+        now = self.tools.clock()
+        rivals = len(self.playing) - 1
+        if rivals < 1:
+            return now < self.deadline
+        turns = [TURN * facts.get("seconds", 0.0) for spec, facts in self.facts.items() if spec in self.playing]
+        # the next one as those before it
+        preparing = (now - self.began) / len(turns)
+        playing = FEWEST_AT_END * (sum(turns) + sum(turns) / len(turns))
+        return now + preparing + playing < self.deadline
 
     def _begin(self, row: Row, is_baseline: bool = False, counts: bool = True) -> None:
         """Starts a contestant, unless nothing of it is asked."""
@@ -323,7 +346,9 @@ class Group:
                 if played >= FEWEST_AT_END:
                     break
                 if (FEWEST_AT_END - played) * (now - began) / played > (1 - USED) / 2 * 60 * self.plan.minutes:
-                    self.tools.tell("the time ends before there are enough rounds")
+                    self.tools.tell(
+                        f"{self.plan.minutes:g} min are too few for {FEWEST_AT_END} rounds: give more --minutes"
+                    )
                     return False
             if now > self.end and played >= FEWEST_AT_END:
                 break
@@ -373,7 +398,7 @@ class Group:
                 question = self.plan.question("decode", row.spec, row.length)
                 self.folder.put(Cell(question, "refused", "it keeps no state", provenance=self._provenance()))
         speed = self._summary(row.spec, "train") or {}
-        self._say(row, f"{speed['median_ms']:.4g} ms per training step, {speed['ratio']:.3g} of {BASELINE}")
+        self._say(row, f"{speed['median_ms']:.4g} ms per training step, {speed['ratio']:.2f} x {BASELINE}")
 
     def _summary(self, spec: str, metric: str) -> dict[str, Any] | None:
         """The rounds of a metric in milliseconds, and their ratio to the baseline; None: it has none."""

@@ -61,6 +61,7 @@ class RunLesson:
     alone: bool = True  # no other cell trains meanwhile, so that its speed is one to compare
     turns: str = ""  # lock file that a training holds, for one at a time; empty: none
     threads: int = 0  # of the CPU, beside other cells; 0: chosen by PyTorch
+    afresh: bool = False  # a run that is there is trained again from its beginning
 
     @property
     def run(self) -> str:
@@ -106,7 +107,8 @@ def _train(lesson: RunLesson) -> None:
     """Trains a run to its end, or what is left of it, and keeps what it cost beside it."""
     folder = Path(lesson.run)
     try:
-        state = _continue(lesson) if (folder / "run.json").exists() else _begin(lesson)
+        is_there = (folder / "run.json").exists() and not lesson.afresh
+        state = _continue(lesson) if is_there else _begin(lesson)
     except TrainingError as error:
         raise Broke(str(error)) from error
     _keep_costs(folder, seconds=round(state.seconds, 1))
@@ -136,7 +138,7 @@ def _counts(lesson: RunLesson, words: list[str]) -> dict[str, float]:
     about = [lesson.task, lesson.device, bool(lesson.words), code, *lesson.flags, *lesson.own, *words]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
     path = Path(lesson.run).parent / f"counts-{key}.json"
-    if not path.exists():
+    if lesson.afresh or not path.exists():
         task = run_tasks.find(lesson.task)
         counts = count_run(task, lesson.config(*words, "--training.seed", "0"))
         _write_whole(path, json.dumps(counts))

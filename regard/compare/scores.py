@@ -54,6 +54,11 @@ class Scores:
         return BASELINE if self.plan.is_run else short(self.plan.find_task().reference)
 
     @property
+    def lacks_reference(self) -> bool:
+        """Whether that row is not asked for: then no budget settles the table."""
+        return not self.plan.is_run and self.reference not in (row["spec"] for row in self.rows)
+
+    @property
     def settled(self) -> bool:
         """Whether the reference solves the task with every seed in half of the budget: only then is the order no luck.
         Scores of real data have no such bar."""
@@ -139,7 +144,10 @@ class Scores:
             times = [cell.answer["solved_at"] for cell in done]
             row["solved"] = sum(score >= SOLVED for score in scores) / len(scores)
             row["solved_at"] = sorted(times, key=lambda step: step or math.inf)[len(times) // 2]
-            row["groups"] = done[0].answer["groups"]
+            names = list(done[0].answer["groups"])
+            row["groups"] = {
+                name: sum(cell.answer["groups"].get(name, 0.0) for cell in done) / len(done) for name in names
+            }
             row["at_chance"] = row["score"] <= self._chance_bound(done)
         return row
 

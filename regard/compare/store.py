@@ -32,9 +32,8 @@ STATUSES = {
     "memory": "it needs more memory than there is",
     "slow": "it takes longer than its share of the time",
     "broke": "the loss or a weight was not finite",
-    "unreachable": "a query cannot see what the task asks for",
     "error": "it failed",
-    "absent": "a package or data file is missing",
+    "absent": "a data file is missing or damaged",
 }
 
 

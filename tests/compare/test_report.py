@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from planted import World
@@ -15,7 +16,7 @@ from regard.compare import Results, report
 from regard.compare.advise import advise, leaders
 from regard.compare.plan import BASELINE, CostPlan
 from regard.compare.results import NOT_RUN, write_plans
-from regard.compare.store import Folder
+from regard.compare.store import Cell, Folder
 
 SPECS = ("linear", "local(window=8)", "efficient", "dot")
 
@@ -67,6 +68,24 @@ def test_a_faster_row_whose_interval_holds_one_is_not_called_faster(tmp_path):
     assert "None is clearly faster to train than softmax here." in advise(results)
     row["train_ratio_high"] = 0.95
     assert "Fastest to train here: linear, 1.11 times as fast as softmax (1.05 to 1.43)." in advise(results)
+
+
+def test_a_row_that_is_not_clearly_faster_may_still_be_the_fastest(tmp_path):
+    """Its interval holds one, and overlaps that of the fastest: the two are not told apart."""
+    results = filled(tmp_path, {"linear": 0.8, "dot": 0.9}, specs=("linear", "dot"))
+    ends = {"linear": (0.7, 0.95), "dot": (0.85, 1.1)}
+    for row in results.rows:
+        if row["spec"] in ends:
+            row["train_ratio_low"], row["train_ratio_high"] = ends[row["spec"]]
+    said = " ".join(advise(results))
+    assert "Fastest to train here, and not told apart: linear and dot; the first is 1.25 times as fast" in said
+    # a smaller ratio that is less sure is no better
+    ends = {"linear": (0.3, 1.2), "dot": (0.85, 0.95)}
+    for row in results.rows:
+        if row["spec"] in ends:
+            row["train_ratio_low"], row["train_ratio_high"] = ends[row["spec"]]
+    said = " ".join(advise(results))
+    assert "Fastest to train here, and not told apart: dot and linear; the first is 1.11 times as fast" in said
 
 
 def test_memory_and_states_are_told_apart_where_the_gap_is_clear(tmp_path):
@@ -162,7 +181,7 @@ def test_a_folder_half_done_says_what_is_missing(tmp_path, capsys):
     write_plans(Folder(tmp_path / "out"), plan, ())
     assert main(["compare", "--report", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "3 of 5 rows done" in said
+    assert "3 of 5 rows measured, 2 not run yet" in said
     continues = f"not run: time limit 10 min; regard compare --out {tmp_path}/out continues"
     assert f"{continues}: efficient, dot" in " ".join(said.split())
 
@@ -236,3 +255,19 @@ def test_a_real_comparison(tmp_path, capsys):
     assert again.out == said.out
     assert again.err == ""
     assert all(list(itertools.islice(Folder(out).all(), 3)))
+
+
+def test_of_several_older_answers_the_last_one_is_shown(tmp_path):
+    """Whatever their keys are."""
+    asked = CostPlan(specs=("linear",), lengths=(64,), width=16, heads=2, threads=1).question("speed", "linear", 64)
+    codes = ["one", "two", "three", "four"]
+    for last in codes:
+        folder = Folder(tmp_path / last, keep_old=True)
+        folder.cells.mkdir(parents=True)
+        for code in codes:
+            when = f"2026-01-0{2 if code == last else 1} 00:00:00"
+            folder.put(Cell(replace(asked, code=code), "slow", code, provenance={"when": when}))
+        found = folder.get(asked)
+        assert found is not None
+        assert found.note == last
+        assert folder.old == {asked.key}

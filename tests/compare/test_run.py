@@ -11,6 +11,7 @@ from planted import Planted, World, survived
 from regard.compare import run
 from regard.compare.measure import CannotMeasure
 from regard.compare.plan import CostPlan
+from regard.compare.question import BASES, code_of
 from regard.compare.results import NOT_RUN, Results
 from regard.compare.store import Folder
 
@@ -91,6 +92,13 @@ def test_another_question_is_another_cell(tmp_path, monkeypatch):
     assert plan("linear", threads=2).question("count", "linear", 64).key == before["count"]
     # the code of mechanisms inside another is part of it
     assert len({one.question("speed", f"heads({part}, softmax)", 64).code for part in ("linear", "dot")}) == 2
+    # and so is that of the classes that all of them are built on
+    code_of.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr("regard.compare.question.BASES", BASES[1:])
+        assert one.question("count", "linear", 64).key != before["count"]
+    code_of.cache_clear()
+    assert one.question("count", "linear", 64).key == before["count"]
     # aliases are one mechanism
     assert one.question("speed", "softmax", 64).key == one.question("speed", "mha", 64).key
 
@@ -179,6 +187,22 @@ def test_the_time_limit_holds_and_says_how_to_continue(tmp_path):
     assert not {*world.turns[turns:]} & (before - {"softmax"})
 
 
+def test_however_short_the_time_each_call_measures_some_rows(tmp_path):
+    """A group that is too large for the time would have no round to show for it, and so would every call after it."""
+    specs = ("linear", "dot", "rfa", "efficient", "predictive")
+    asked, folder = plan(*specs, minutes=0.7), Folder(tmp_path)
+    done = 0
+    for _ in specs:
+        world = World(dict.fromkeys(("softmax", *specs), 1.0))
+        world.fill(asked, folder)
+        before, done = done, sum(row["status"] == "done" for row in Results(asked, folder).rows)
+        if done == len(specs) + 1:
+            break
+        assert done > before
+        assert world.now < 1.1 * 42
+    assert done == len(specs) + 1
+
+
 def test_of_all_mechanisms_those_that_could_be_fastest_are_measured(tmp_path):
     """Cheap estimates come first: who is hopeless is not measured unless it is named, and says so; the rest is measured
     in the order of worth, so that a short time ends in an answer."""
@@ -237,13 +261,13 @@ def test_a_machine_that_slows_down_gets_more_rounds(tmp_path):
 def test_limits_of_a_contestant(tmp_path, monkeypatch):
     """A share of the free memory, and of the time; who may be faster than softmax is measured however long it takes."""
     monkeypatch.setattr(run, "free_memory", lambda device: 1000.0)
-    world = World({"softmax": 2.0, "linear": 1.9, "dot": 2.1})
+    world = World({"softmax": 2.0, "linear": 2.1, "dot": 1.9})
     world.fill(plan("linear", "dot", minutes=0.6), Folder(tmp_path))
     assert {setting.room for setting in world.settings} == {run.ROOM * 1000}
     assert {setting.spec: setting.seconds for setting in world.settings} == {"softmax": math.inf} | dict.fromkeys(
         ("linear", "dot"), 2.0
     )
-    assert by_spec(Results(plan("linear", "dot", minutes=0.6), Folder(tmp_path)))["dot"]["status"] == "slow"
+    assert by_spec(Results(plan("linear", "dot", minutes=0.6), Folder(tmp_path)))["linear"]["status"] == "slow"
 
 
 def test_a_second_signal_ends_the_program():

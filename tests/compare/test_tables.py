@@ -20,7 +20,7 @@ from regard.compare.page import html_report
 from regard.compare.plan import CostPlan
 from regard.compare.plot import Point, frontier, save_plot
 from regard.compare.quality import ENSEMBLE, QualityPlan
-from regard.compare.report import text_report
+from regard.compare.report import table_lines, text_report
 from regard.compare.results import Results, write_plans
 from regard.compare.store import Folder
 from regard.data.tasks import given
@@ -279,6 +279,11 @@ def test_a_power_law_is_found_and_its_interval_holds_it():
     assert scaling._law(noisy[:3], "parameters") == "no exponent, 3 of the 4 points that it needs"
     bent = [point._replace(losses=(loss,)) for point, loss in zip(noisy, (3, 2, 3, 2, 3), strict=True)]
     assert "no exponent, R^2 of the best law is" in scaling._law(bent, "parameters")
+    # nor has one that follows a law in part
+    rough = [scaling.Point(size, 1e6, 1e9, (loss,)) for size, loss in ((1e5, 4.0), (1e6, 3.4), (1e7, 3.5), (1e8, 2.9))]
+    law = scaling.fit([point.size for point in rough], [point.loss for point in rough])
+    assert 0.8 < law.r2 < scaling.LEAST_R2 == 0.98
+    assert scaling._law(rough, "parameters").startswith("no exponent, R^2 of the best law is 0.")
     assert scaling.hull([(1, 5.0), (2, 6.0), (3, 4.0), (3, 3.0)]) == [(1, 5.0), (3, 3.0)]
 
 
@@ -365,7 +370,26 @@ def test_the_page_needs_no_network(tmp_path):
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     assert {row["spec"] for row in data["tables"][0]["rows"]} == {"softmax", "linear", "dot"}
     assert "linear" in data["words"]
-    assert data["tables"][0]["command"] == f"regard compare --out {tmp_path}"
+    # the fastest first, each with the command that measures it again
+    assert data["tables"][0]["rows"][0]["spec"] == "linear"
+    commands = {row["spec"]: row["command"] for row in data["tables"][0]["rows"]}
+    assert commands["dot"] == "regard compare dot --length 64 --width 16 --heads 2 --threads 1 --out again"
+
+
+def test_the_page_has_what_a_table_has_beside_its_plans(tmp_path):
+    table = tables.build("wmt")
+    page = html_report(Results(None, Folder(tmp_path), [], table))
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    assert data["lines"] == table_lines(Results(None, Folder(tmp_path), [], table))
+    assert any(line.startswith("ConvS2S") for line in data["lines"])
+    # and a score the command that trains it again, as the table asks for it
+    plan = tables.build("recall", "small").quality[0]
+    folder = Folder(tmp_path)
+    write_plans(folder, None, [plan], ("recall", "small"))
+    page = html_report(Results(None, folder, [plan], tables.build("recall", "small")))
+    assert f"regard compare --table recall --size small --task {plan.name} linear --out again" in page
+    page = html_report(Results(None, folder, [QualityPlan("recall", specs=("linear",), batch=8, seeds=2)]))
+    assert "regard compare linear --task recall --budget updates=600 --task-batch 8 --seeds 2 --out again" in page
 
 
 def test_no_text_ends_the_script(tmp_path):
@@ -460,7 +484,11 @@ def test_what_changed(tmp_path, capsys):
     said = describe_changes(*_folders(tmp_path))
     assert "linear 64 train, x softmax: 0.1, now 0.2" in said
     assert "dot" not in said
-    assert main(["compare", "--report", str(tmp_path / "new"), "--against", str(tmp_path / "old")]) == 0
+    asked = ["compare", "--report", str(tmp_path / "new"), "--against", str(tmp_path / "old")]
+    assert main([*asked, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.get("changed") for line in lines)
+    assert main(asked) == 0
     assert said in capsys.readouterr().out
 
 

@@ -56,6 +56,17 @@ def test_a_report_finds_the_cells(size):
             assert again.question(spec, 0.003, seed).key == plan.question(spec, 0.003, seed).key
 
 
+def test_an_ensemble_decodes_as_its_members():
+    """With the penalty on coverage, or with unknown words replaced."""
+    plan = tables.build("wmt", "smoke", *DATA).quality[0]
+    rows = {one.name: one for one in plan.variants}
+    members = [one for one in rows.values() if not one.ensemble]
+    assert [one.test for one in members if one.test] == [("--coverage", "0.2"), ("--replace-unknown",)]
+    for one in members:
+        both = rows[f"{one.name}, ensemble"]
+        assert (both.test, both.words, both.of) == (one.test, one.words, one.of or one.name)
+
+
 def test_what_a_user_says_comes_last():
     """A flag of the user's counts, not that of the table."""
     plan = tables.build("wmt", "small", *DATA, "--training.tokens", "4096").quality[0]
