@@ -132,6 +132,14 @@ def test_stop_log_probabilities_and_echo(client):
     assert parts[1].logprobs.text_offset[0] == 3
 
 
+def test_offsets_of_a_prompt_count_characters_and_not_bytes(client):
+    options = {"prompt": "日 at", "max_tokens": 1, "echo": True, "temperature": 0, "logprobs": 0}
+    told = client.completions.create(model="cats", **options).choices[0].logprobs
+    assert [text.startswith("token:") for text in told.tokens[:3]] == [True] * 3, "the bytes of one character"
+    assert told.tokens[3:6] == [" ", "a", "t"]
+    assert told.text_offset == [0, 0, 0, 1, 2, 3, 4]
+
+
 def test_models_and_embeddings_of_the_client(client):
     assert [model.id for model in client.models.list()] == ["cats", "films", "english-german", "english"]
     assert client.models.retrieve("cats").id == "cats"
