@@ -256,8 +256,12 @@ def test_a_key_is_needed_where_there_is_one():
         for headers, status in (
             ({}, 401),
             ({"Authorization": "Bearer no"}, 401),
+            ({"Authorization": "Bearer "}, 401),
+            ({"Authorization": f"Bearer {KEY[:-1]}"}, 401),
+            ({"Authorization": f"Bearer {KEY}s"}, 401),
             ({"Authorization": f"Basic {KEY}"}, 401),
             ({"Authorization": f"Bearer {KEY}"}, 200),
+            ({"Authorization": f"bearer {KEY}"}, 200),
             ({"Authorization": f"Bearer {KEY}", "Host": "api.example.org"}, 200),
         ):
             assert api.request("GET", "/v1/models", headers=headers)[0] == status, headers
@@ -438,6 +442,18 @@ def test_late_requests_are_told(monkeypatch):
         assert b"took too long" in read_all(stream)
 
 
+def test_late_texts_are_told_while_their_batch_is_computed(monkeypatch):
+    with serving({"films": opened()["films"]}, deadline=1) as api:
+        gatherer, go = api.api.runs.by_name["films"].gatherers["classify"], threading.Event()
+        compute = gatherer.compute
+        monkeypatch.setattr(gatherer, "compute", lambda *given: go.wait(60) and compute(*given))
+        status, answer = api.post("/classify", text="the cat")
+        assert (status, go.is_set(), "took too long" in answer["error"]["message"]) == (504, False, True)
+        go.set()
+        until(lambda: gatherer.failed == 1 and not gatherer.running)
+        assert gatherer.cancelled == 0, "it has not left"
+
+
 def test_it_drains(monkeypatch):
     """What was accepted is answered, and no more is taken."""
     with serving({"cats": opened()["cats"]}) as api:
@@ -589,6 +605,12 @@ def test_the_command(monkeypatch, capsys, tmp_path):
         assert ended.value.code == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert "serve" in _parser().format_help()
+
+
+@pytest.mark.parametrize("limit", [{"deadline": float("nan")}, {"drain": float("inf")}, {"rows": 0}, {"queue": -1}])
+def test_limits_are_numbers(limit):
+    with pytest.raises(ValueError, match=f"--{next(iter(limit))} must be a number of at least"):
+        Limits(**limit)
 
 
 def test_amounts_of_memory():

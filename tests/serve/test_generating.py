@@ -10,6 +10,7 @@ from regard.models.feedback import FeedbackConfig
 from regard.models.perceiver import PerceiverARConfig
 from regard.serve import batch
 from regard.serve.footprint import Footprint
+from regard.serve.prefixes import PrefixCache
 from regard.serve.requests import Generation, Update
 from regard.spec import ATTENTION
 from regard.testing.cases import cases
@@ -112,6 +113,13 @@ def test_kept_prefixes_leave_in_the_order_of_their_use():
         engine.run([generation(language, start + "?", tokens=1)])
     # a, then b, then c (which pushes b out, a was used since), then a again, and b must be read anew
     assert (engine.prefixes.hits, len(engine.prefixes.states)) == (2, 2)
+
+
+def test_kept_prefixes_leave_until_there_is_room():
+    cache = PrefixCache(100, 64)
+    for digest, size in ((b"a", 40), (b"b", 40), (b"c", 90), (b"d", 101), (b"c", 90)):
+        cache.keep(digest, digest, size)
+    assert (list(cache.states), cache.bytes) == ([b"c"], 90)
 
 
 def test_memory_bounds_the_rows():
