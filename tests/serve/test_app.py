@@ -147,6 +147,8 @@ def test_models_and_embeddings_of_the_client(client):
     listed = client.embeddings.create(model="english", input="A dog.", encoding_format="float")
     assert len(both.data[0].embedding) == 256
     assert max(abs(a - b) for a, b in zip(both.data[1].embedding, listed.data[0].embedding, strict=True)) < 1e-6
+    cut = client.embeddings.create(model="english", input="cat " * 1000)
+    assert cut.usage.prompt_tokens == opened()["english"].length - 2, "a token before them and one behind"
 
 
 def test_errors_of_the_client(client):
