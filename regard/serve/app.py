@@ -218,7 +218,8 @@ class Api:
             async for _ in items:
                 pass
         self._note(asked, trace)
-        return JSONResponse(asked.answer())
+        # the tokens of long prompts take a while to place, too
+        return JSONResponse(await run_in_threadpool(asked.answer) if asked.echoes else asked.answer())
 
     async def _stream(
         self, asked: Completion, answers: "Answers", receive: Receive, trace: Trace
