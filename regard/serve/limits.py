@@ -25,7 +25,7 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in ("queue", "prefix_memory", "drain") else 1
+            least = 0 if field.name in ("prefix_memory", "drain") else 1
             # NaN is not between any two numbers
             if not least <= value < math.inf:
                 raise ValueError(f"--{field.name.replace('_', '-')} must be a number of at least {least}, got {value}")

@@ -609,7 +609,7 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert "serve" in _parser().format_help()
 
 
-@pytest.mark.parametrize("limit", [{"deadline": float("nan")}, {"drain": float("inf")}, {"rows": 0}, {"queue": -1}])
+@pytest.mark.parametrize("limit", [{"deadline": float("nan")}, {"drain": float("inf")}, {"rows": 0}, {"queue": 0}])
 def test_limits_are_numbers(limit):
     with pytest.raises(ValueError, match=f"--{next(iter(limit))} must be a number of at least"):
         Limits(**limit)
