@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
@@ -80,7 +81,7 @@ class Guard:
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Refused(403, "this server answers no page of another site")
         kind, _, sent = request.headers.get("authorization", "").partition(" ")
-        if self.key is not None and not (kind == "Bearer" and equal(sent, self.key)):
+        if self.key is not None and not (kind.lower() == "bearer" and equal(sent, self.key)):
             raise Refused(401, "this server needs its API key, as 'Authorization: Bearer KEY'", code="invalid_api_key")
 
 
@@ -217,7 +218,8 @@ class Api:
             async for _ in items:
                 pass
         self._note(asked, trace)
-        return JSONResponse(asked.answer())
+        # the tokens of long prompts take a while to place, too
+        return JSONResponse(await run_in_threadpool(asked.answer) if asked.echoes else asked.answer())
 
     async def _stream(
         self, asked: Completion, answers: "Answers", receive: Receive, trace: Trace
@@ -287,14 +289,20 @@ class Api:
         answer = asyncio.wrap_future(job.future)
         leaving = asyncio.create_task(_left(request.receive))
         try:
-            await asyncio.wait((answer, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            left = max(0.0, job.deadline - time.monotonic())
+            await asyncio.wait((answer, leaving), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            if leaving.done():
                 raise ClientDisconnect
-            return answer.result()
+            # what computes looks at the clock only now and then
+            spent = time.monotonic() - job.created
+            raise Refused(504, f"the request took too long: {spent:.1f} seconds so far", retry_after=1)
         finally:
             leaving.cancel()
             if not answer.done():
-                job.cancelled = True
+                # who is late has not left
+                job.cancelled = time.monotonic() <= job.deadline
                 answer.cancel()
 
     async def _body(self, request: Request, route: str) -> dict[str, Any]:

@@ -49,18 +49,11 @@ class Chooser:
         for place, token in enumerate(ids[first + 1 : first + 1 + len(chances)]):
             others = [] if best_ids is None else zip(best_ids[place].tolist(), best_values[place].tolist(), strict=True)
             before = ids[max(0, first + place - 3) : first + place + 1]
-            named = [(self.text(id, before), value) for id, value in others]
-            found.append(Scored(token, self.text(token, before), float(chances[place, token]), named, 0))
+            named = [(token_text(self.tokenizer, id, before), value) for id, value in others]
+            found.append(
+                Scored(token, token_text(self.tokenizer, token, before), float(chances[place, token]), named, 0)
+            )
         return found
-
-    def text(self, id: int, before: Sequence[int]) -> str:
-        """The text that a token adds to those before it. One that holds a part of a character is named by its bytes, a
-        token of no text by its name."""
-        known = self.tokenizer.decode(before)
-        text = self.tokenizer.decode([*before, id])[len(known) :]
-        if not text or "\ufffd" in text:
-            return f"token:{self.tokenizer.tokens([id])[0]}"
-        return text
 
     def _told(
         self, rows: Sequence[Row], logits: Tensor, tokens: Sequence[int], values: Sequence[float]
@@ -76,6 +69,16 @@ class Chooser:
             row = rows[place]
             top, before = row.generation.top or 0, [*row.generation.ids[-4:], *row.listener.ids][-4:]
             pairs = zip(some_ids[:top], some_values[:top], strict=True)
-            named = [(self.text(id, before), value) for id, value in pairs]
+            named = [(token_text(self.tokenizer, id, before), value) for id, value in pairs]
             found[place] = Scored(tokens[place], "", values[place], named, 0)
         return found
+
+
+def token_text(tokenizer: Tokenizer, id: int, before: Sequence[int]) -> str:
+    """The text that a token adds to those before it. One that holds a part of a character is named by its bytes, a
+    token of no text by its name."""
+    known = tokenizer.decode(before)
+    text = tokenizer.decode([*before, id])[len(known) :]
+    if not text or "\ufffd" in text:
+        return f"token:{tokenizer.tokens([id])[0]}"
+    return text

@@ -7,8 +7,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from regard.data.tokenizer import Streamed
 from regard.decoding import DecodingConfig
 from regard.http.refused import Refused
+from regard.serve.choosing import token_text
 from regard.serve.limits import Limits
 from regard.serve.requests import Generation, Row, Scored, Update
 from regard.tasks.language.language_model import LanguageModel
@@ -39,6 +41,7 @@ class Completion:
         stop = values.get("stop", [])
         config = self._config(values, tokens)
         self.prompts = list(self._prompts(values["prompt"]))
+        self.echoed: dict[int, tuple[str, list[Scored]]] = {}  # by the numbers of prompts that are read
         self.generations = [
             Generation(
                 ids,
@@ -137,20 +140,24 @@ class Completion:
         return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.name}
 
     def _echo(self, number: int) -> tuple[str, list[Scored]]:
-        """The text of a prompt and its tokens, where they are echoed."""
-        if not self.echoes:
-            return "", []
+        """The text of a prompt that is read and its tokens, where they are echoed."""
+        if number not in self.echoed:
+            self.echoed[number] = self._place_prompt(number) if self.echoes else ("", [])
+        return self.echoed[number]
+
+    def _place_prompt(self, number: int) -> tuple[str, list[Scored]]:
         text, one = self.prompts[number][1], self.generations[number]
         if self.top is None:
             return text, []
         scores = one.prompt_scores
+        tokenizer, ids = self.language.tokenizer, one.ids
         if self.language.start is None:
-            first = Scored(one.ids[0], self.language.tokenizer.decode(one.ids[:1]), None, [], 0)
-            scores = [first, *scores]
-        placed, at = [], 0
+            scores = [Scored(ids[0], token_text(tokenizer, ids[0], []), None, [], 0), *scores]
+        # the text of a token may be its name, so that only the stream knows how many characters stand before it
+        placed, stream, at = [], Streamed(tokenizer), 0
         for token in scores:
             placed.append(token._replace(offset=min(at, len(text))))
-            at += len(token.text)
+            at += len(stream.add(token.id))
         return text, placed
 
     def _choice(self, index: int, text: str, scores: Sequence[Scored], ended: str | None) -> dict[str, Any]:

@@ -139,6 +139,7 @@ class Gatherer:
     def _let_go(self, job: Job, where: str) -> None:
         if job.cancelled:
             self.cancelled += 1
+            job.resolved = True
             job.future.cancel()
             return
         self.failed += 1
@@ -156,6 +157,9 @@ class Gatherer:
         def ready(number: int, answer: Any) -> None:
             job, place = places[number]
             if job.resolved:
+                return
+            if not job.is_due():
+                self._let_go(job, "so far")
                 return
             job.answer(place, answer)
             if job.resolved:

@@ -1,5 +1,6 @@
 """What the server takes on: bounds on every input, on what waits and on memory."""
 
+import math
 from dataclasses import dataclass, fields
 
 
@@ -24,9 +25,10 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in ("queue", "prefix_memory", "drain") else 1
-            if value < least:
-                raise ValueError(f"--{field.name.replace('_', '-')} must be at least {least}, got {value}")
+            least = 0 if field.name in ("prefix_memory", "drain") else 1
+            # NaN is not between any two numbers
+            if not least <= value < math.inf:
+                raise ValueError(f"--{field.name.replace('_', '-')} must be a number of at least {least}, got {value}")
 
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}

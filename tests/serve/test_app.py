@@ -132,6 +132,14 @@ def test_stop_log_probabilities_and_echo(client):
     assert parts[1].logprobs.text_offset[0] == 3
 
 
+def test_offsets_of_a_prompt_count_characters_and_not_bytes(client):
+    options = {"prompt": "日 at", "max_tokens": 1, "echo": True, "temperature": 0, "logprobs": 0}
+    told = client.completions.create(model="cats", **options).choices[0].logprobs
+    assert [text.startswith("token:") for text in told.tokens[:3]] == [True] * 3, "the bytes of one character"
+    assert told.tokens[3:6] == [" ", "a", "t"]
+    assert told.text_offset == [0, 0, 0, 1, 2, 3, 4]
+
+
 def test_models_and_embeddings_of_the_client(client):
     assert [model.id for model in client.models.list()] == ["cats", "films", "english-german", "english"]
     assert client.models.retrieve("cats").id == "cats"
@@ -139,6 +147,8 @@ def test_models_and_embeddings_of_the_client(client):
     listed = client.embeddings.create(model="english", input="A dog.", encoding_format="float")
     assert len(both.data[0].embedding) == 256
     assert max(abs(a - b) for a, b in zip(both.data[1].embedding, listed.data[0].embedding, strict=True)) < 1e-6
+    cut = client.embeddings.create(model="english", input="cat " * 1000)
+    assert cut.usage.prompt_tokens == opened()["english"].length - 2, "a token before them and one behind"
 
 
 def test_errors_of_the_client(client):
@@ -248,8 +258,12 @@ def test_a_key_is_needed_where_there_is_one():
         for headers, status in (
             ({}, 401),
             ({"Authorization": "Bearer no"}, 401),
+            ({"Authorization": "Bearer "}, 401),
+            ({"Authorization": f"Bearer {KEY[:-1]}"}, 401),
+            ({"Authorization": f"Bearer {KEY}s"}, 401),
             ({"Authorization": f"Basic {KEY}"}, 401),
             ({"Authorization": f"Bearer {KEY}"}, 200),
+            ({"Authorization": f"bearer {KEY}"}, 200),
             ({"Authorization": f"Bearer {KEY}", "Host": "api.example.org"}, 200),
         ):
             assert api.request("GET", "/v1/models", headers=headers)[0] == status, headers
@@ -430,6 +444,18 @@ def test_late_requests_are_told(monkeypatch):
         assert b"took too long" in read_all(stream)
 
 
+def test_late_texts_are_told_while_their_batch_is_computed(monkeypatch):
+    with serving({"films": opened()["films"]}, deadline=1) as api:
+        gatherer, go = api.api.runs.by_name["films"].gatherers["classify"], threading.Event()
+        compute = gatherer.compute
+        monkeypatch.setattr(gatherer, "compute", lambda *given: go.wait(60) and compute(*given))
+        status, answer = api.post("/classify", text="the cat")
+        assert (status, go.is_set(), "took too long" in answer["error"]["message"]) == (504, False, True)
+        go.set()
+        until(lambda: gatherer.failed == 1 and not gatherer.running)
+        assert gatherer.cancelled == 0, "it has not left"
+
+
 def test_it_drains(monkeypatch):
     """What was accepted is answered, and no more is taken."""
     with serving({"cats": opened()["cats"]}) as api:
@@ -581,6 +607,12 @@ def test_the_command(monkeypatch, capsys, tmp_path):
         assert ended.value.code == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert "serve" in _parser().format_help()
+
+
+@pytest.mark.parametrize("limit", [{"deadline": float("nan")}, {"drain": float("inf")}, {"rows": 0}, {"queue": 0}])
+def test_limits_are_numbers(limit):
+    with pytest.raises(ValueError, match=f"--{next(iter(limit))} must be a number of at least"):
+        Limits(**limit)
 
 
 def test_amounts_of_memory():

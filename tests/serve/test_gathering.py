@@ -81,6 +81,19 @@ def test_who_leaves_or_is_late_is_not_computed():
     assert one.cancelled == 2
 
 
+def test_who_leaves_or_is_late_in_a_batch_with_others_is_counted_as_such():
+    def change(texts, settings, check, ready):
+        gone.cancelled, late.deadline = True, late.created - 1
+        check()
+        return [text.upper() for text in texts]
+
+    one, _ = gatherer(change)
+    gone, late, stays = submit(one, "a", "b"), submit(one, "c"), submit(one, "d")
+    one.advance()
+    assert (stays.future.result(), gone.future.cancelled(), late.future.exception().status) == (["D"], True, 504)
+    assert (one.finished, one.cancelled, one.failed, one.texts_done) == (1, 1, 1, 1)
+
+
 def test_the_queue_is_bounded_and_closes():
     one, _ = gatherer(waiting=1)
     job = submit(one, "a")
@@ -122,7 +135,7 @@ def test_answers_that_are_known_early_are_given_at_once():
     given = []
 
     def in_turn(texts, settings, check, ready):
-        for place in (2, 0, 3):
+        for place in (2, 1, 3):
             ready(place, texts[place].upper())
             given.append([job.future.done() for job in jobs])
         return [text.upper() for text in texts]

@@ -10,6 +10,7 @@ from regard.models.feedback import FeedbackConfig
 from regard.models.perceiver import PerceiverARConfig
 from regard.serve import batch
 from regard.serve.footprint import Footprint
+from regard.serve.prefixes import PrefixCache
 from regard.serve.requests import Generation, Update
 from regard.spec import ATTENTION
 from regard.testing.cases import cases
@@ -112,6 +113,13 @@ def test_kept_prefixes_leave_in_the_order_of_their_use():
         engine.run([generation(language, start + "?", tokens=1)])
     # a, then b, then c (which pushes b out, a was used since), then a again, and b must be read anew
     assert (engine.prefixes.hits, len(engine.prefixes.states)) == (2, 2)
+
+
+def test_kept_prefixes_leave_until_there_is_room():
+    cache = PrefixCache(100, 64)
+    for digest, size in ((b"a", 40), (b"b", 40), (b"c", 90), (b"d", 101), (b"c", 90)):
+        cache.keep(digest, digest, size)
+    assert (list(cache.states), cache.bytes) == ([b"c"], 90)
 
 
 def test_memory_bounds_the_rows():
@@ -292,16 +300,17 @@ def test_updates_have_all_of_the_text_and_its_tokens():
 
 def test_rows_of_one_batch_keep_their_own_settings():
     language = small_language()
-    settings = ({"top_k": 1}, {"top_k": 50}, {"temperature": 0.3}, {"temperature": 2.0}, {"top_p": 0.3}, {"min_p": 0.5})
+    settings = [{}, {"top_k": 1}, {"top_k": 50}, {"temperature": 0.3}, {"temperature": 2.0}, {"top_p": 0.3}]
+    settings += [{"min_p": 0.5}, {"min_p": 0.8}]
     configs = [DecodingConfig(sample=True, maximum=12, seed=3, **one) for one in settings]
     asked = [Generation(language.encode("the"), config, language.tokenizer, tokens=12) for config in configs]
     engine = ByHand(language)
     engine.submit(asked)
     engine.run()
-    assert engine.counts.rows_stepped > 5 * engine.counts.steps, "most of the time together"
+    assert engine.counts.rows_stepped > 7 * engine.counts.steps, "most of the time together"
     found = [texts(one) for one in asked]
     assert found == [alone(language, "the", one) for one in asked]
-    assert len(set(map(tuple, found))) == 6
+    assert len(set(map(tuple, found))) == len(settings)
 
 
 def test_log_probabilities_are_those_of_the_model():
