@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.state import RingState, take_rows
-from regard.kernels import ragged, ring
+from regard.kernels import backends, ragged, ring
 from regard.kernels.compiling import exporting, is_dynamic, surely_at_most
 from regard.layers.attention.projected import CrossState, Projected
 from regard.layers.position.base import Position
@@ -61,9 +61,10 @@ class Attending(Projected):
         if attn_mask is not None and is_dynamic(mask.T):
             # the kernel would ask whether the one row of a mask is all there is
             attn_mask = attn_mask.expand(-1, -1, mask.T, -1)
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=attn_mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=gqa
-        )
+        with backends.for_few_queries(q, k, mask.T, masked=attn_mask is not None):
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=attn_mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=gqa
+            )
 
     def _product_with_content(
         self, scheme: Position, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float
