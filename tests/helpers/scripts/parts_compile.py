@@ -17,10 +17,10 @@ HOPPER = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024  # bytes of shared memory that a program may have
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 KERNELS = {
-    "forward": (forward_kernel, {"SPLITS": 1}),
-    "queries": (queries_kernel, {"SPLITS": 1, "FIRST": True}),
-    "keys": (keys_kernel, {"SPLITS": 1, "OF_FAR": False, "UNBOUNDED": True}),
-    "far": (keys_kernel, {"SPLITS": 8, "OF_FAR": True, "UNBOUNDED": False}),
+    "forward": (forward_kernel, {"FLAT": False, "SPLITS": 1}),
+    "queries": (queries_kernel, {"FLAT": False, "SPLITS": 1, "FIRST": True}),
+    "keys": (keys_kernel, {"FLAT": False, "SPLITS": 1, "EIGHTS": True, "OF_FAR": False, "UNBOUNDED": True}),
+    "far": (keys_kernel, {"FLAT": True, "SPLITS": 8, "EIGHTS": True, "OF_FAR": True, "UNBOUNDED": False}),
 }
 PLACES = {"q0_at", "k0_at", "end_at", "since", "until", "last_at", "stride_at", "lists", "list_starts", "list_rows"}
 SUMS = {"lse", "deltas", "slopes", "table", "before", "before_k", "before_v", "sums_k", "sums_v"}
