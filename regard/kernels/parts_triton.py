@@ -48,7 +48,9 @@ def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0, plain: bool = 
     # Measured on an H200, with a window of 256 and heads of 64: larger tiles are slower, as a window is few of them;
     # fewer registers make room for one program more on each multiprocessor.
     if far > MANY and plain:
-        many = {"forward": Tile(128, 64, 8, 3, 128), "queries": Tile(128, 64, 8, 2, 128), "far": Tile(32, 128, 4, 3)}
+        many = {"forward": Tile(128, 64, 4, 3), "queries": Tile(64, 64), "far": Tile(32, 128, 4, 3)}
+        if width <= 64:
+            many |= {"forward": Tile(128, 64, 8, 3, 128), "queries": Tile(128, 64, 8, 2, 128)}
         return many.get(kind, Tile(32, 64))
     if width <= 64 and distances:
         # as many registers as make no spills, for three programs at a time
