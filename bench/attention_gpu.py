@@ -6,7 +6,6 @@
     python bench/attention_gpu.py layers --workers 12 --lengths 1024 2048 4096 8192 16384 65536 --json layers.json
     python bench/attention_gpu.py patterns scans --graphs       # replays of CUDA graphs: without the time of the host
     python bench/attention_gpu.py launches --lengths 16384      # other tiles, warps, stages and registers
-    python bench/attention_gpu.py candidates --graphs --workers 12 --seconds 95      # kernels that are not chosen yet
     python bench/attention_gpu.py profile --lengths 65536       # microseconds of each kernel, by PyTorch's profiler
     ncu --profile-from-start off --clock-control none --section SpeedOfLight --section Occupancy --section \\
         WarpStateStats python bench/attention_gpu.py counters --lengths 4096 16384     # what bounds window and scan
@@ -19,14 +18,13 @@ each layer called once at every length; Triton keeps what they compile on disk, 
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -312,21 +310,16 @@ def crossovers(ratios: dict[LayerRow, list[tuple[int, Times]]]) -> None:
 def compile_layers(rows: list[LayerRow], lengths: list[int], asked: "Asked") -> None:
     """Calls each layer once at every length, several layers at a time, for what Triton then finds on disk. It takes at
     most half of the time that is left; layers that are not ready by then are compiled when they are timed."""
-    jobs = [(row, tuple(lengths)) for row in rows if not row.pattern.startswith(UNCOMPILED)]
-    run_first(call_once, jobs, asked)
-
-
-def run_first(call: Callable[..., str], jobs: list[tuple], asked: "Asked") -> None:
-    """Calls with each of the jobs, in several processes, for at most half of the time that is left."""
     until, began = (time.monotonic() + asked.end) / 2, time.monotonic()
+    jobs = [(row, tuple(lengths)) for row in rows if not row.pattern.startswith(UNCOMPILED)]
     processes = min(asked.workers, max(1, len(jobs)))
     pool = multiprocessing.get_context("spawn").Pool(processes, shrink if TOKENS == SMALL else None)
-    done = pool.imap_unordered(call, jobs)
+    done = pool.imap_unordered(call_once, jobs)
     for count in range(len(jobs)):
         try:
             print(f"compiled {next_within(done, until)}", flush=True)
         except multiprocessing.TimeoutError:
-            print(f"compiled {count} of {len(jobs)} when the time for it was over", flush=True)
+            print(f"compiled {count} of {len(jobs)} layers when the time for it was over", flush=True)
             break
     pool.terminate()
     pool.join()
@@ -568,153 +561,6 @@ def launches(lengths: list[int], asked: "Asked") -> None:
             cuts.TUNED.update(chosen_launches)
 
 
-class Candidate(NamedTuple):
-    """Other launches and forms of the kernels of one row: tiles by kernel, launches of scans, and what modules say."""
-
-    tiles: dict[str, Tile] = {}
-    tunings: dict[str, cuts.Tuning] = {}
-    lean: bool = False  # all tiles, and rows in eights
-    four: bool = False
-    kept: bool = False
-    alike: bool = False
-
-
-LARGE = {"forward": Tile(128, 64, 8, 3, 128), "queries": Tile(128, 64, 8, 2, 128)}
-CANDIDATES = {
-    "window 256, causal": {
-        "chosen": Candidate(),
-        "lean": Candidate(lean=True),
-        "lean, forward 3 stages": Candidate({"forward": Tile(64, 64, 4, 3, 128)}, lean=True),
-        "lean, keys 2 stages": Candidate({"keys": Tile(32, 64, 4, 2, 128)}, lean=True),
-        "lean, keys 168 registers": Candidate({"keys": Tile(32, 64, 4, 1, 168)}, lean=True),
-    },
-    "sparse fixed 128, 8, causal": {
-        "chosen": Candidate(),
-        "128 x 64": Candidate(LARGE),
-        "128 x 64, lean": Candidate(LARGE, lean=True),
-        "128 x 64, lean, far 64 x 128, 8 warps": Candidate(LARGE | {"far": Tile(64, 128, 8, 2)}, lean=True),
-        "128 x 64, lean, far 32 x 128, 8 warps": Candidate(LARGE | {"far": Tile(32, 128, 8, 2, 128)}, lean=True),
-    },
-    "linear, causal": {
-        "chosen": Candidate(),
-        "four": Candidate(four=True),
-        "four, alike": Candidate({}, {"queries": cuts.Tuning(64, 4, 2)}, four=True, alike=True),
-        "four, alike, keys in chunks of 64": Candidate(
-            {}, {"queries": cuts.Tuning(64, 4, 2), "keys": cuts.Tuning(64, 4, 2)}, four=True, alike=True
-        ),
-        "four, kept": Candidate({}, {"queries": cuts.Tuning(64, 4, 1)}, four=True, kept=True),
-        "four, kept, alike, 168 registers": Candidate(
-            {}, {"queries": cuts.Tuning(64, 4, 1, 168)}, four=True, kept=True, alike=True
-        ),
-        "four, kept, alike, 128 registers": Candidate(
-            {}, {"queries": cuts.Tuning(64, 4, 1, 128)}, four=True, kept=True, alike=True
-        ),
-    },
-}
-
-
-@contextlib.contextmanager
-def as_candidate(candidate: Candidate) -> Iterator[None]:
-    chosen, launches = parts_triton.tile, dict(cuts.TUNED)
-
-    def tile(kind: str, *given: Any, **more: Any) -> Tile:
-        return candidate.tiles.get(kind, chosen(kind, *given, **more))._replace(lean=candidate.lean)
-
-    if candidate.tiles or candidate.lean:
-        parts_triton.tile = tile
-    cuts.TUNED.update(candidate.tunings)
-    before = parts_triton.EIGHTS, cuts.FOUR, cuts.KEPT, cuts.ALIKE
-    given = candidate.lean, candidate.four, candidate.kept, candidate.alike
-    parts_triton.EIGHTS, cuts.FOUR, cuts.KEPT, cuts.ALIKE = (a or b for a, b in zip(before, given, strict=True))
-    try:
-        yield
-    finally:
-        parts_triton.tile = chosen
-        parts_triton.EIGHTS, cuts.FOUR, cuts.KEPT, cuts.ALIKE = before
-        cuts.TUNED.update(launches)
-
-
-@contextlib.contextmanager
-def poisoned() -> Iterator[None]:
-    """What kernels are to write is NaN before."""
-    new, like = Tensor.new_empty, torch.empty_like
-
-    def filled(made: Tensor) -> Tensor:
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    Tensor.new_empty = lambda *given, **more: filled(new(*given, **more))
-    torch.empty_like = lambda *given, **more: filled(like(*given, **more))
-    try:
-        yield
-    finally:
-        Tensor.new_empty, torch.empty_like = new, like
-
-
-def candidate_row(name: str, length: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    return {"window 256, causal": window, "linear, causal": linear}.get(name) or fixed(length)
-
-
-def candidate_lengths(name: str, lengths: list[int]) -> list[int]:
-    return [N for N in lengths if not name.startswith("sparse") or max(lengths) == N]
-
-
-def call_candidate(job: tuple[str, str, tuple[int, ...]]) -> str:
-    """Compiles the kernels of a candidate, in a process of its own; both passes, once at each length."""
-    name, which, lengths = job
-    began = time.monotonic()
-    try:
-        for N in lengths:
-            with as_candidate(CANDIDATES[name][which]):
-                results_of(name, N, heads(N, WIDTH))
-    except Exception as error:  # it says so again where it is timed
-        return f"{name}: {which}: {str(error)[:100]!r}"
-    return f"{name}: {which}: {time.monotonic() - began:.0f} s"
-
-
-def results_of(name: str, length: int, given: list[Tensor]) -> list[Tensor]:
-    """The output and the gradients of q, k and v."""
-    leaves = [x.detach().requires_grad_() for x in given[:3]]
-    o = candidate_row(name, length)(*leaves)
-    return [o.detach(), *torch.autograd.grad(o, leaves, given[3])]
-
-
-def apart(got: list[Tensor], wanted: list[Tensor]) -> float:
-    """The largest of their relative distances; NaN if one has a NaN."""
-    found = [((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in zip(got, wanted, strict=True)]
-    return max(found) if found == found and not any(x != x for x in found) else float("nan")
-
-
-def candidates(lengths: list[int], asked: "Asked") -> None:
-    """Kernels and launches that are not chosen yet beside those that are: how far outputs and gradients are from
-    theirs, all that is to be written poisoned before, and both times. The chosen one is timed again at the end."""
-    names = {
-        row: {one: c for one, c in every.items() if asked.names(f"{row} {one}")} for row, every in CANDIDATES.items()
-    }
-    if asked.workers:
-        jobs = [(row, one, tuple(candidate_lengths(row, lengths))) for row, every in names.items() for one in every]
-        run_first(call_candidate, jobs, asked)
-    print(f"\n{'candidate':68}{'N':>7}  {'ms':>15}  {'apart':>8}", flush=True)
-    for row, every in names.items():
-        for N in candidate_lengths(row, lengths):
-            given = heads(N, WIDTH)
-            wanted = results_of(row, N, given)
-            for one, candidate in [*every.items(), ("chosen", Candidate())]:
-                if not asked.has_time():
-                    return
-                try:
-                    with as_candidate(candidate):
-                        with poisoned():
-                            off = apart(results_of(row, N, given), wanted)
-                        times = timed(candidate_row(row, N), N, WIDTH)
-                except Exception as error:  # one that fails leaves the others their time
-                    print(f"{f'{row}: {one}':68}{N:>7}  failed: {str(error)[:100]!r}", flush=True)
-                    continue
-                asked.record(f"candidates, {row}, {one}, {N}", times)
-                # both are rounded to bfloat16
-                wrong = "" if off < 1e-2 else "  DIFFERS"
-                print(f"{f'{row}: {one}':68}{N:>7}  {shown(times):>15}  {off:>8.1e}{wrong}", flush=True)
-
-
 def wait(then: Callable[[], object] | None) -> None:
     torch.cuda.synchronize()
     if then is not None:
@@ -761,7 +607,6 @@ SECTIONS = {
     "counters": counters,
     "launches": launches,
     "profile": profile,
-    "candidates": candidates,
 }
 
 
@@ -771,9 +616,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens per row")
     parser.add_argument("--only", nargs="+", default=[], help="rows whose name contains one of these")
     parser.add_argument("--seconds", type=float, default=3600.0, help="no row begins after this time")
-    parser.add_argument(
-        "--workers", type=int, default=0, help="layers, candidates: processes that compile the kernels first"
-    )
+    parser.add_argument("--workers", type=int, default=0, help="layers: processes that compile the kernels first")
     parser.add_argument("--json", help="file to write all times to")
     parser.add_argument("--graphs", action="store_true", help="time replays of CUDA graphs")
     parser.add_argument(

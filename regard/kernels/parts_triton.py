@@ -22,14 +22,12 @@ from regard.kernels.parts_triton_forward import forward_kernel, merge_kernel
 from regard.kernels.runs import LOG2E, Pass, empty_like_heads, unflatten
 
 PROGRAMS = 2112  # that a grid should have: a few for each multiprocessor
-EIGHTS = False  # kernels of keys begin at every eighth query, and load what they know of queries two at a time
 MANY = 512  # far keys from which on they are most of the work
 
 
 class Tile(NamedTuple):
     """Queries and keys of a tile, warps, pipeline stages; the most registers of a thread (None: as many as it takes),
-    for more programs at a time; whether all tiles of keys are masked, in one loop instead of two; whether programs find
-    their place by three axes of the grid, and far keys by a step from tile to tile."""
+    for more programs at a time; whether all tiles of keys are masked, in one loop instead of two."""
 
     rows: int
     keys: int
@@ -37,7 +35,6 @@ class Tile(NamedTuple):
     stages: int = 2
     registers: int | None = None
     masked: bool = False
-    lean: bool = False
 
 
 def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0, plain: bool = True, distances: bool = False) -> Tile:
@@ -52,6 +49,8 @@ def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0, plain: bool = 
     # fewer registers make room for one program more on each multiprocessor.
     if far > MANY and plain:
         many = {"forward": Tile(128, 64, 4, 3), "queries": Tile(64, 64), "far": Tile(32, 128, 4, 3)}
+        if width <= 64:
+            many |= {"forward": Tile(128, 64, 8, 3, 128), "queries": Tile(128, 64, 8, 2, 128)}
         return many.get(kind, Tile(32, 64))
     if width <= 64 and distances:
         # as many registers as make no spills, for three programs at a time
@@ -59,7 +58,7 @@ def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0, plain: bool = 
         return tables.get(kind, Tile(32, 64, 4, 1, 168))
     if width > 64 or not plain or (far and kind == "keys"):
         return {"forward": Tile(64, 64, 4, 3), "queries": Tile(64, 64)}.get(kind, Tile(32, 64))
-    return {"forward": Tile(64, 64, 4, 2, 128), "queries": Tile(64, 32, 4, 3, 96)}.get(kind, Tile(32, 64, 4, 1, 128))
+    return {"forward": Tile(64, 64, 4, 2, 128), "queries": Tile(64, 32, 4, 3, 96)}.get(kind, Tile(32, 64, 4, 2, 128))
 
 
 class Inputs(NamedTuple):
@@ -117,7 +116,7 @@ def _outputs(part: Pass, inputs: Inputs, o: Tensor, lse: Tensor, before: Tensor 
     programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
     splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
     out, out_lse = o, lse
-    grid, sizes = _grid(programs // (B * H * part.fold), H * part.fold, B, splits, sizes)
+    grid, flat = _grid(programs // (B * H * part.fold), H * part.fold, B, splits)
     if splits > 1:
         out = q.new_empty(splits, B, T, H, E, dtype=torch.float32).transpose(2, 3)
         out_lse = lse.new_empty(splits, B, H, T)
@@ -132,6 +131,7 @@ def _outputs(part: Pass, inputs: Inputs, o: Tensor, lse: Tensor, before: Tensor 
             out_lse.stride(-2),
             scale * LOG2E,
             **_constants(q, k, v, far_k, part, sizes, common),
+            FLAT=flat,
             SPLITS=splits,
             **_launch(sizes),
         )
@@ -207,7 +207,7 @@ def _of_queries(
     alone = before is None and gq.dtype == q.dtype
     splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
     out = gq
-    grid, sizes = _grid(programs // (B * H * part.fold), H * part.fold, B, splits, sizes)
+    grid, flat = _grid(programs // (B * H * part.fold), H * part.fold, B, splits)
     if splits > 1:
         out = q.new_empty(splits, B, T, H, D, dtype=torch.float32).transpose(2, 3)
     out_related = of_related
@@ -231,6 +231,7 @@ def _of_queries(
             scale * LOG2E,
             scale,
             **_constants(q, k, v, far_k, part, sizes, common),
+            FLAT=flat,
             SPLITS=splits,
             FIRST=first,
             **_launch(sizes),
@@ -250,7 +251,7 @@ def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor
     # classes do not matter to far keys, which see the queries of all of them
     part, count = part._replace(fold=1, hole=False), part.far.length
     keys = min(sizes.keys, max(16, triton.next_power_of_2(count)))
-    sizes = sizes._replace(keys=keys, lean=False)
+    sizes = sizes._replace(keys=keys)
     programs = triton.cdiv(count, keys) * B * G
     splits = max(1, min(PROGRAMS // programs, triton.cdiv(T, sizes.rows) // 4))
     sums = [q.new_empty(splits, B, G, count, x.shape[3], dtype=torch.float32) for x in (q, v)]
@@ -273,7 +274,9 @@ def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor
             scale * LOG2E,
             scale,
             **_constants(q, k, v, far_k, part, sizes, common),
+            FLAT=True,
             SPLITS=splits,
+            EIGHTS=_in_eights(q, part, common),
             OF_FAR=True,
             UNBOUNDED=False,
             **_launch(sizes),
@@ -297,7 +300,7 @@ def _of_keys(
     queries, which see all keys."""
     q, k, v, far_k, _, related, scale, common, _ = inputs
     (B, G, S, _), sizes = k.shape, _tile_of("keys", q, v, part, related)
-    grid, sizes = _grid(triton.cdiv(triton.cdiv(S, part.fold), sizes.keys), G * part.fold, B, 1, sizes)
+    grid, flat = _grid(triton.cdiv(triton.cdiv(S, part.fold), sizes.keys), G * part.fold, B)
     with torch.cuda.device_of(q):
         keys_kernel[grid](
             *_arguments(inputs, part),
@@ -315,7 +318,9 @@ def _of_keys(
             scale * LOG2E,
             scale,
             **_constants(q, k, v, far_k, part, sizes, common),
+            FLAT=flat,
             SPLITS=1,
+            EIGHTS=_in_eights(q, part, common),
             OF_FAR=False,
             UNBOUNDED=unbounded,
             **_launch(sizes),
@@ -352,11 +357,17 @@ def _tile_of(kind: str, q: Tensor, v: Tensor, part: Pass, related: Tensor | None
     return sizes._replace(rows=min(sizes.rows, max(16, triton.next_power_of_2(q.shape[2]))))
 
 
-def _grid(tiles: int, heads: int, batch: int, splits: int, sizes: Tile) -> tuple[tuple[int, ...], Tile]:
-    """The grid of a launch, and the tile as it can be there."""
-    if sizes.lean and splits == 1 and max(heads, batch) < 1 << 16:
-        return (tiles, heads, batch), sizes
-    return (tiles * heads * batch, splits), sizes._replace(lean=False)
+def _grid(tiles: int, heads: int, batch: int, splits: int = 1) -> tuple[tuple[int, ...], bool]:
+    """The grid of a launch, and whether it is flat: programs then divide to find their tile, head and batch row. Only
+    the first axis of a grid may be longer than 65,535."""
+    if splits > 1 or max(heads, batch) >= 1 << 16:
+        return (tiles * heads * batch, splits), True
+    return (tiles, heads, batch), False
+
+
+def _in_eights(q: Tensor, part: Pass, common: Sequence[int]) -> bool:
+    """Whether a kernel of keys may begin at multiples of eight queries, so that their lse are loaded two at a time."""
+    return part.fold == 1 and q.shape[2] % 8 == 0 and common[3] % 8 == 0
 
 
 def _launch(sizes: Tile) -> dict[str, int]:
@@ -420,7 +431,5 @@ def _constants(
         "OF_GLOBALS": bool(common[8]),
         # of a table of distances, where rows do not differ
         "ALIGNED": not (common[0] % 8 or common[1] % 8 or (far is not None and far.apart % 8)),
-        "LEAN": sizes.lean,
-        "EIGHTS": EIGHTS and part.fold == 1 and q.shape[2] % 8 == 0 and common[3] % 8 == 0,
         "RELATIONS": triton.next_power_of_2(2 * common[5] + 3) if common[5] > 0 else 1,
     }

@@ -25,6 +25,7 @@ from regard.kernels.parts_triton_tiles import (
     logits_of,
     of_relations,
     over_keys,
+    own_split,
     own_tile,
     places,
     scale_left,
@@ -48,12 +49,11 @@ def queries_kernel(
     FAR_SPAN: tl.constexpr, FAR_APART: tl.constexpr, FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr,
     BLOCK: tl.constexpr, LISTED: tl.constexpr,
     DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
-    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, LEAN: tl.constexpr, EIGHTS: tl.constexpr,
-    SPLITS: tl.constexpr, FIRST: tl.constexpr,
+    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, FLAT: tl.constexpr, SPLITS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """dq, what relations get, and the rows' o . do where this is the first pass."""
     tiles = ((T + FOLD - 1) // FOLD + ROWS - 1) // ROWS
-    tile, one, b, h = own_tile(tiles, H, FOLD, LEAN)
+    tile, one, b, h = own_tile(tiles, H, FOLD, FLAT)
     row0 = (tiles - 1 - tile) * ROWS
     t0, s0, queries, _, q0, k0, first, end = places(
         b, one % FOLD, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD, False
@@ -88,15 +88,14 @@ def queries_kernel(
         *((k, k_b, k_h, k_t), (v, v_b, v_h, v_t), (far_k, fk_b, fk_h, fk_t), (far_v, fv_b, fv_h, fv_t)),
         *((far_count, far_stride, far_add, far_plus, stride_at, end_at), lists, HOW),
         *((KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), (FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
-        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART, LEAN),),
+        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART),),
         *((LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),),
-        *((HOLE, MASKED, SPLITS, BLOCK, LISTED, LEAN), RATIO, _descend),
+        *((HOLE, MASKED, SPLITS, BLOCK, LISTED, True), RATIO, _descend),
     )
     acc, acc_r = carry
 
     # rows that were skipped get zeros
-    exist = (r < queries)[:, None]
-    split = tl.zeros([], tl.int64) if LEAN else tl.program_id(1).to(tl.int64)
+    exist, split = (r < queries)[:, None], own_split(FLAT)
     if DISTANCE > 0:
         p, WIDE = tl.arange(0, RELATIONS)[None, :], 2 * DISTANCE + 3
         to = out_related + (split * (tl.num_programs(0) // tiles) * T + rows_at)[:, None] * WIDE + p
@@ -171,14 +170,13 @@ def keys_kernel(
     FAR_SPAN: tl.constexpr, FAR_APART: tl.constexpr, FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr,
     BLOCK: tl.constexpr, LISTED: tl.constexpr,
     DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
-    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, LEAN: tl.constexpr, EIGHTS: tl.constexpr,
-    SPLITS: tl.constexpr, OF_FAR: tl.constexpr,
-    UNBOUNDED: tl.constexpr,
+    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, FLAT: tl.constexpr, SPLITS: tl.constexpr, EIGHTS: tl.constexpr,
+    OF_FAR: tl.constexpr, UNBOUNDED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of near keys, or of far ones. UNBOUNDED: the queries that others skip see all near keys here."""
     tiles = ((far_count if OF_FAR else (S + FOLD - 1) // FOLD) + KEYS - 1) // KEYS
     G = H // RATIO
-    number, one, b, g = own_tile(tiles, G, FOLD, LEAN)
+    number, one, b, g = own_tile(tiles, G, FOLD, FLAT)
     slot0 = number * KEYS
     t0, s0, queries, slots, q0, k0, first, end = places(
         b, one % FOLD, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD, True
@@ -225,19 +223,9 @@ def keys_kernel(
         h = g * RATIO + member
         pair = (q + b * q_b + h * q_h + t0 * q_t, q_t, grad_o + b * g_b + h * g_h + t0 * g_t, g_t)
         bias = (h, scale, slopes, table, origin, gaps, related)
-        rows = (
-            pair,
-            lse,
-            deltas,
-            (b * H + h) * (T // 8 * 8 if EIGHTS else T),
-            t0,
-            q0,
-            queries,
-            skip,
-            bias,
-            see,
-            (b, h, T, slab, columns),
-        )
+        # the compiler sees that it is a multiple of eight
+        rows_at = (b * H + h) * (T // 8 * 8 if EIGHTS else T)
+        rows = (pair, lse, deltas, rows_at, t0, q0, queries, skip, bias, see, (b, h, T, slab, columns))
         for step in range(leading + count - (last_whole - first_whole)):
             n = step - leading
             row0 = begin + tl.where(n < first_whole, n, n + last_whole - first_whole) * ROWS
@@ -259,7 +247,7 @@ def keys_kernel(
         if FAR_INNER == 0:
             some_far = s0 + slot0 * FOLD < FAR_START + far_count
     at = s0 + slot.to(tl.int64) * FOLD
-    split = tl.zeros([], tl.int64) if LEAN else tl.program_id(1).to(tl.int64)
+    split = own_split(FLAT)
     far = (sums_k, sums_at, is_far, some_far)
     _write(out_k, before_k, acc_k, b * ok_b + g * ok_h + at * ok_t, split * ok_split, slot < slots, far, D, BLOCK_D)
     far = (sums_v, sums_at, is_far, some_far)
@@ -269,8 +257,7 @@ def keys_kernel(
 @jit
 def _rows_seeing(
     j_low, j_high, q0, queries, skip, bounds, EVERY,
-    FOLD: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr,
-    EIGHTS: tl.constexpr,
+    FOLD: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
     """The rows of queries that see one of the keys j_low ... j_high: the first, how many tiles they are, and from which
     to which tile they see all of these keys."""
@@ -305,11 +292,10 @@ def _of_rows(
     ROWS: tl.constexpr = SIZE[0]
     FOLD: tl.constexpr = SIZE[5]
     if KIND[5]:
-        row0 = tl.multiple_of(row0, 8)
+        # all three are multiples of eight, and now the compiler knows
+        row0, queries, skip = tl.multiple_of(row0, 8), queries // 8 * 8, skip // 8 * 8
     r = row0 + tl.arange(0, ROWS)
     t, i = t0 + r * FOLD, r + q0
-    if KIND[5]:
-        queries, skip = queries // 8 * 8, skip // 8 * 8
     inside = (r < queries) & (t >= skip)
     if KIND[4] and MASKED:
         inside = (r < queries) & ((t < skip) == leads)
@@ -341,7 +327,7 @@ def _of_rows(
             low = tl.maximum(low, tl.load(since + row_of + t, mask=inside, other=0).to(tl.int32))
         if until is not None and not FAR:
             high = tl.minimum(high, tl.load(until + row_of + t, mask=inside, other=0).to(tl.int32))
-        visible = between(j[:, None], low[None, :], high[None, :], KIND[5])
+        visible = between(j[:, None], low[None, :], high[None, :])
         if KIND[3]:
             visible &= j[:, None] != i[None, :]
         if KIND[4]:

@@ -14,6 +14,7 @@ from regard.kernels.parts_triton_tiles import (
     load_rows,
     logits_of,
     over_keys,
+    own_split,
     own_tile,
     places,
     scale_left,
@@ -35,12 +36,11 @@ def forward_kernel(
     FAR_SPAN: tl.constexpr, FAR_APART: tl.constexpr, FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr,
     BLOCK: tl.constexpr, LISTED: tl.constexpr,
     DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
-    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, LEAN: tl.constexpr, EIGHTS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, FLAT: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     # of causal patterns the later tiles are longer: they begin first
     tiles = ((T + FOLD - 1) // FOLD + ROWS - 1) // ROWS
-    tile, one, b, h = own_tile(tiles, H, FOLD, LEAN)
+    tile, one, b, h = own_tile(tiles, H, FOLD, FLAT)
     row0 = (tiles - 1 - tile) * ROWS
     t0, s0, queries, _, q0, k0, first, end = places(
         b, one % FOLD, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD, False
@@ -75,21 +75,20 @@ def forward_kernel(
         *((k, k_b, k_h, k_t), (v, v_b, v_h, v_t), (far_k, fk_b, fk_h, fk_t), (far_v, fv_b, fv_h, fv_t)),
         *((far_count, far_stride, far_add, far_plus, stride_at, end_at), lists, HOW),
         *((KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), (FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
-        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART, LEAN),),
+        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART),),
         *((LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),),
         *((HOLE, MASKED, SPLITS, BLOCK, LISTED, False), RATIO, _absorb),
     )
     acc, total, top = carry
 
     some = total > 0.0
-    split = tl.zeros([], tl.int64) if LEAN else tl.program_id(1).to(tl.int64)
+    split = own_split(FLAT)
     sums = tl.where(some, total, 1.0)
     lse_at = lse + split * (tl.num_programs(0) // (tiles * FOLD)) * T + rows_at
     tl.store(lse_at, tl.where(some, top + tl.log2(sums), float("-inf")), mask=inside)
     column = tl.arange(0, BLOCK_E)[None, :]
     to = o + split * o_split + b * o_b + h * o_h + at0 * o_t + tl.arange(0, ROWS)[:, None] * (o_t * FOLD) + column
-    acc = acc * (1.0 / sums)[:, None] if LEAN else acc / sums[:, None]
-    tl.store(to, acc.to(o.dtype.element_ty), mask=inside[:, None] & (column < E))
+    tl.store(to, (acc * (1.0 / sums)[:, None]).to(o.dtype.element_ty), mask=inside[:, None] & (column < E))
 
 
 @jit

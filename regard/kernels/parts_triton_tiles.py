@@ -17,8 +17,8 @@ Functions take what belongs together as tuples, in the order that the kernels ma
     EVERY     EVERY and TIMES of the lower bound and of the upper
     WALK      HOLE, MASKED, SPLITS, BLOCK, LISTED, ONCE
     rows      of a tile of queries their positions, and whatever else STEP takes: it adds a tile of keys to the carry
-    FAR       EVERY, TIMES, START, INNER, SPAN, APART of the far keys, and LEAN; in `over_keys` whether there are any
-              before these, and CLIP behind INNER
+    FAR       EVERY, TIMES, START, INNER, SPAN, APART of the far keys; in `over_keys` whether there are any before
+              these, and CLIP behind INNER
     shift     by how much the far keys stand behind their numbers, for each query where they are SHIFTED
 
 What is known when a kernel is compiled stays so only where it is not unpacked: those tuples are read by number.
@@ -81,17 +81,21 @@ def beyond(n, add, plus, EVERY: tl.constexpr, TIMES: tl.constexpr):
 
 
 @jit
-def own_tile(tiles, H, FOLD: tl.constexpr, LEAN: tl.constexpr):
-    """Which tile a program has, its class among those of all heads and rows, its batch row and its head. LEAN: the grid
-    says so, where divisions would."""
-    if LEAN:
-        tile, b = tl.program_id(0), tl.program_id(2).to(tl.int64)
-        one = tl.program_id(1)
-        h = (one // FOLD).to(tl.int64)
-    else:
+def own_tile(tiles, H, FOLD: tl.constexpr, FLAT: tl.constexpr):
+    """Which tile a program has, its class among those of all heads and rows, its batch row and its head. A grid has
+    tiles, heads and batch rows as its axes; a FLAT one has all of them as its first, and splits as its second."""
+    if FLAT:
         tile, one = tl.program_id(0) % tiles, tl.program_id(0) // tiles
         b, h = (one // (H * FOLD)).to(tl.int64), (one // FOLD % H).to(tl.int64)
+    else:
+        tile, one, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+        h = (one // FOLD).to(tl.int64)
     return tile, one, b, h
+
+
+@jit
+def own_split(FLAT: tl.constexpr):
+    return tl.program_id(1).to(tl.int64) if FLAT else tl.zeros([], tl.int64)
 
 
 @jit
@@ -398,12 +402,9 @@ def rows_see(
 
 
 @jit
-def between(j, low, high, ONCE: tl.constexpr):
-    """low <= j < high. Once: by one comparison, of numbers without a sign."""
-    if ONCE:
-        return (j - low).to(tl.uint32) < tl.maximum(high - low, 0).to(tl.uint32)
-    else:
-        return (j >= low) & (j < high)
+def between(j, low, high):
+    """low <= j < high, by one comparison of unsigned integers."""
+    return (j - low).to(tl.uint32) < tl.maximum(high - low, 0).to(tl.uint32)
 
 
 @jit
@@ -422,7 +423,7 @@ def over_far(carry, rows, far, count, stride, add, plus, ends, HOW, SIZE, FAR, S
     for n in range(whole, stop):
         at = low_min + n * KEYS
         j = at + tl.arange(0, KEYS)
-        if FAR[6] and FAR[4] == 0 and (FAR[3] == 0 or KEYS % FAR[3] == 0):
+        if FAR[4] == 0 and (FAR[3] == 0 or KEYS % FAR[3] == 0):
             key, value = load_far_tile(far, at, stride, SIZE, FAR[2], FAR[3])
         else:
             key, value = load_far_pair(far, j, count, stride, SIZE, FAR[2], FAR[3])
@@ -444,7 +445,8 @@ def over_near(
     carry, rows, near, see, first, end, HOW, SIZE,
     HOLE: tl.constexpr, MASKED: tl.constexpr, SPLITS: tl.constexpr, ONCE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """The near keys of `rows_see`: first those that not all queries see."""
+    """The near keys of `rows_see`: first those that not all queries see. ONCE: masks are made by one comparison, which
+    is faster in the backward pass."""
     KEYS: tl.constexpr = SIZE[0]
     low, high, low_min, low_max, high_min, high_max = see
     if HOW[0] < 0:
@@ -455,7 +457,10 @@ def over_near(
         at = low_min + tl.where(n < whole, n, n + stop - whole) * KEYS
         j = at + tl.arange(0, KEYS)
         key, value = load_pair(near, at, (j >= first) & (j < end), SIZE, True)
-        visible = between(j[None, :], low[:, None], high[:, None], ONCE)
+        if ONCE:
+            visible = between(j[None, :], low[:, None], high[:, None])
+        else:
+            visible = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
         if HOLE:
             visible &= j[None, :] != rows[0][:, None]
         carry = STEP(carry, rows, key, value, at, j, 0, visible, HOW, KEYS, False, False, True)
@@ -496,7 +501,7 @@ def over_keys(
         if stride_at is not None:
             far_stride = tl.load(stride_at + b).to(tl.int32)
         far_count = far_end(b, far_count, end_at, S, FAR[3], FAR[4], far_stride, FAR[5])
-        FAR_BOUND: tl.constexpr = (FAR[1], FAR[2], FAR[3], FAR[4], FAR[6], FAR[7], FAR[8])
+        FAR_BOUND: tl.constexpr = (FAR[1], FAR[2], FAR[3], FAR[4], FAR[6], FAR[7])
         carry = over_far(
             carry, rows, pair, far_count, far_stride, far_add, far_plus, ends, HOW, FAR_SIZE, FAR_BOUND, STEP
         )

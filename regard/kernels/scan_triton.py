@@ -32,7 +32,7 @@ from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.scan_triton_backward import scan_keys, scan_queries
 from regard.kernels.scan_triton_cut import Cut, dense, empty, even, precision, rows, strides
 from regard.kernels.scan_triton_decay import decay_gradient, state_products
-from regard.kernels.scan_triton_forward import link_four, link_segments, scan_forward, scan_sums
+from regard.kernels.scan_triton_forward import link_segments, scan_forward, scan_sums
 from regard.kernels.scan_triton_sums import add_parts, row_gradients
 from regard.kernels.scan_triton_tiles import FLOOR, LIFT, LOG2E, TOKENS, group_maxima
 
@@ -65,9 +65,7 @@ def scan(
         raise ValueError(f"each feature has its denominator with a decay of each and map 'none' only, got map {map!r}")
     S, z = (None, None) if state is None else state
     norm = 3 if each else 0 if not normalise else 2 if floor > 0 else 1
-    o, den, S, z = _Scan.apply(
-        q, k, v, decay, None, None, S, z, first, lengths, MAPS[map], norm, floor, final, torch.is_grad_enabled()
-    )
+    o, den, S, z = _Scan.apply(q, k, v, decay, None, None, S, z, first, lengths, MAPS[map], norm, floor, final)
     return o, den, (S, z)
 
 
@@ -91,7 +89,7 @@ def softmax_scan(
     ]
     if S is not None and z is not None:
         S, z = S / units[0][..., None], z / units[0]
-    o, _, S, z = _Scan.apply(q, k, v, None, tops, safe, S, z, None, lengths, 0, 3, 0.0, final, torch.is_grad_enabled())
+    o, _, S, z = _Scan.apply(q, k, v, None, tops, safe, S, z, None, lengths, 0, 3, 0.0, final)
     return o, (S * units[1][..., None], z * units[1], tops[..., -1].clone()) if final else None
 
 
@@ -141,8 +139,6 @@ class _Saved(NamedTuple):
     S_starts: Tensor
     z_starts: Tensor
     shrink: Tensor
-    S_kept: Tensor
-    z_kept: Tensor
     S_end: Tensor
     z_end: Tensor
 
@@ -167,7 +163,6 @@ class _Scan(Function):
         norm: int,
         floor: float,
         final: bool,
-        learns: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, k, v, decay = rows(q), rows(k), rows(v), rows(decay)
         S, z, first, lengths = (dense(x) for x in (S, z, first, lengths))
@@ -175,21 +170,7 @@ class _Scan(Function):
         # the gradient of a decay reads the last state
         ends = final or ctx.needs_input_grad[3]
         o, rest, den, S_end, z_end, *starts = run(
-            q,
-            k,
-            v,
-            decay,
-            tops,
-            safe,
-            S,
-            z,
-            first,
-            lengths,
-            map,
-            norm,
-            floor,
-            ends,
-            learns and any(ctx.needs_input_grad),
+            q, k, v, decay, tops, safe, S, z, first, lengths, map, norm, floor, ends
         )
         ctx.save_for_backward(q, k, v, decay, tops, safe, S, z, first, lengths, o, rest, den, *starts, S_end, z_end)
         ctx.options = map, norm, floor, final
@@ -209,7 +190,7 @@ class _Scan(Function):
             *_Saved(*ctx.saved_tensors), g, of_den, *of_end, map, norm, floor, learns, onward
         )
         starts = (dS_start, dz_start) if onward else (None, None)
-        return dq, dk, dv, d_decay if learns else None, None, None, *starts, *[None] * 7
+        return dq, dk, dv, d_decay if learns else None, None, None, *starts, None, None, None, None, None, None
 
 
 def _forward(
@@ -227,16 +208,12 @@ def _forward(
     norm: int,
     floor: float,
     ends: bool,
-    learns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """o, what rounding left of it where K is cut, den, the state at the end, the states before each segment, what a
-    segment leaves of the one before, and the states before each chunk where they are kept for the backward pass."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """o, what rounding left of it where K is cut, den, the state at the end, the states before each segment, and what a
+    segment leaves of the one before."""
     ways = _ways(decay, tops)
     p = cuts.cut(q, v.shape[3], v.dtype, ways[0])
-    o, rest, den, S_end, z_end, S_starts, z_starts, shrink, S_kept, z_kept = _forward_results(
-        q, k, v, decay, tops, norm, ends, learns
-    )
-    kept = (S_kept, z_kept) if S_kept.numel() else (None, None)
+    o, rest, den, S_end, z_end, S_starts, z_starts, shrink = _forward_results(q, k, v, decay, tops, norm, ends)
     before, options, extra = (S, z), options_of(q, k, v, first, lengths, p, map, norm), (decay, tops, safe)
     if p.segments > 1:
         before, starts = (S_starts, z_starts), (S_starts, z_starts, shrink)
@@ -254,8 +231,7 @@ def _forward(
         tuning = cuts.tuned("forward", *_widths(q, v), v.dtype, way)
         with torch.cuda.device_of(q):
             scan_forward[(q.shape[1] * p.segments, len(q), p.parts)](
-                q, k, v, *extra, first, lengths, *before, out, out_den,
-                *((S_end, z_end) if ends else (None, None)), *kept,
+                q, k, v, *extra, first, lengths, *before, out, out_den, *((S_end, z_end) if ends else (None, None)),
                 *strides(q), *strides(k), *strides(v), *strides(decay),
                 q.shape[2], len(q), p.segments, p.span, _last(tops), floor,
                 **options, DECAY=way, STATE=before[0] is not None, FINAL=ends,
@@ -263,7 +239,7 @@ def _forward(
             )  # fmt: skip
     if p.parts_k > 1:
         _add_parts(out, out_den, o, rest if rest.numel() else None, den, norm, floor, p.parts_k)
-    return o, rest, den, S_end, z_end, S_starts, z_starts, shrink, S_kept, z_kept
+    return o, rest, den, S_end, z_end, S_starts, z_starts, shrink
 
 
 def _add_parts(
@@ -285,8 +261,8 @@ def _add_parts(
 
 
 def _forward_results(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, tops: Tensor | None, norm: int, ends: bool, learns: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, tops: Tensor | None, norm: int, ends: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Room for what `_forward` returns."""
     (B, H, T, K), V, way = q.shape, v.shape[-1], _ways(decay, tops)[0]
     p = cuts.cut(q, V, v.dtype, way)
@@ -299,12 +275,7 @@ def _forward_results(
     # with it the gradient of the denominators is that of what was not rounded
     cancels = p.parts_k > 1 and norm in (1, 2) and o.dtype != torch.float32
     rest = empty(q, (B, T, H, V), o.dtype).transpose(1, 2) if cancels else empty(q, (0,), o.dtype)
-    # one for each chunk of the kernels for o and for dq
-    chunks = triton.cdiv(T, cuts.tuned("queries", K, V, v.dtype, way).chunk)
-    kept = learns and cuts.keeps(p, K, V, v.dtype, _ways(decay, tops))
-    S_kept = empty(q, (B, H, chunks, V, K) if kept else (0,), v.dtype)
-    z_kept = empty(q, (B, H, chunks, K) if kept else (0,))
-    return o, rest, den, S_end, z_end, S_starts, z_starts, shrink, S_kept, z_kept
+    return o, rest, den, S_end, z_end, S_starts, z_starts, shrink
 
 
 def options_of(
@@ -369,23 +340,13 @@ def _link(
 ) -> None:
     """What each segment adds -> the state before it, in place (after it, in reverse), and the one at the end."""
     part_S, part_z, shrink = sums
-    (B, H, _, K, V), block = part_S.shape, 1024
-    if cuts.FOUR:
-        block = 256
-        with torch.cuda.device_of(part_S):
-            link_four[(B * H, triton.cdiv(K * V, block) + triton.cdiv(K, block))](
-                part_S, part_z, shrink, *begin, *end, p.segments,
-                K=K, V=V, WIDE=shrink.shape[3], BLOCK=block, REVERSE=reverse,
-                STATE=begin[0] is not None, FINAL=end[0] is not None, num_warps=2,
-            )  # fmt: skip
-        return
+    (B, H, _, K, V), block = part_S.shape, 256
     with torch.cuda.device_of(part_S):
-        for part, state, out, size, inner in ((part_S, begin[0], end[0], K * V, V), (part_z, begin[1], end[1], K, 1)):
-            link_segments[(B * H, triton.cdiv(size, block))](
-                part, shrink, state, out, p.segments,
-                SIZE=size, INNER=inner, WIDE=shrink.shape[3], BLOCK=block, REVERSE=reverse,
-                STATE=state is not None, FINAL=out is not None,
-            )  # fmt: skip
+        link_segments[(B * H, triton.cdiv(K * V, block) + triton.cdiv(K, block))](
+            part_S, part_z, shrink, *begin, *end, p.segments,
+            K=K, V=V, WIDE=shrink.shape[3], BLOCK=block, REVERSE=reverse,
+            STATE=begin[0] is not None, FINAL=end[0] is not None, num_warps=2,
+        )  # fmt: skip
 
 
 def _backward(
@@ -405,8 +366,6 @@ def _backward(
     S_starts: Tensor,
     z_starts: Tensor,
     shrink: Tensor,
-    S_kept: Tensor,
-    z_kept: Tensor,
     S_end: Tensor,
     z_end: Tensor,
     g: Tensor,
@@ -440,17 +399,13 @@ def _backward(
     given = p.parts_v > 1 or norm == 0 or (p.parts_k > 1 and norm < 3)
     for way in ways:
         tuning = cuts.tuned("queries", *_widths(q, v), dtype, way)
-        kept, places, programs, states = S_kept.numel() > 0, sizes, grid, before
-        if kept:
-            chunks = S_kept.shape[2]
-            places = (*sizes[:2], chunks, tuning.chunk, *sizes[4:])
-            programs, states = (q.shape[1] * chunks, len(q), 1), (S_kept, z_kept)
+        # faster on an H200 for these; others were not measured
+        by_identity = way == 0 and dtype == torch.bfloat16 and not cuts.is_wide(*_widths(q, v), dtype)
         with torch.cuda.device_of(q):
-            scan_queries[programs](
-                q, k, v, g, den, e, *extra, first, lengths, *states, dq, of_q, *steps, *places,
-                **options, DECAY=way, LEARNS=learns, GIVEN=given, STATE=states[0] is not None,
-                **tuning.launch(), EVEN=even(q, v, lengths, p, tuning), KEPT=kept,
-                ALIKE=cuts.ALIKE and options["NARROW"] and way == 0,
+            scan_queries[grid](
+                q, k, v, g, den, e, *extra, first, lengths, *before, dq, of_q, *steps, *sizes,
+                **options, DECAY=way, LEARNS=learns, GIVEN=given, STATE=before[0] is not None,
+                **tuning.launch(), EVEN=even(q, v, lengths, p, tuning), BY_IDENTITY=by_identity,
             )  # fmt: skip
     if norm == 3 and p.parts_v > 1:
         e = dq.sum(0).float() * q / -torch.where(den.abs() > 1e-30, den, torch.inf)
@@ -536,8 +491,8 @@ _backward_operator = torch.library.custom_op("regard::linear_scan_backward", _ba
 
 
 @_forward_operator.register_fake
-def _(q, k, v, decay, tops, safe, S, z, first, lengths, map, norm, floor, ends, learns):
-    return _forward_results(q, k, v, decay, tops, norm, ends, learns)
+def _(q, k, v, decay, tops, safe, S, z, first, lengths, map, norm, floor, ends):
+    return _forward_results(q, k, v, decay, tops, norm, ends)
 
 
 @_backward_operator.register_fake

@@ -14,7 +14,6 @@ from regard.kernels.scan_triton_tiles import (
     faded,
     inverse_of,
     is_left_to_other,
-    load_kept,
     load_keys,
     load_state,
     load_tile,
@@ -38,10 +37,9 @@ def scan_queries(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, NORM: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr, RAGGED: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, LEARNS: tl.constexpr, GIVEN: tl.constexpr, STATE: tl.constexpr,
-    EVEN: tl.constexpr, C: tl.constexpr, KEPT: tl.constexpr, ALIKE: tl.constexpr,
+    EVEN: tl.constexpr, C: tl.constexpr, BY_IDENTITY: tl.constexpr,
 ):  # fmt: skip
-    """dq, and e where it is not given. KEPT: a segment is one chunk, and the state before it is a factor already.
-    ALIKE: queries come by a product with ones on the diagonal."""
+    """dq, and e where it is not given. BY_IDENTITY: queries are multiplied by the identity matrix, which is exact."""
     h, segment, b, head, group = program(H, GROUP)
     if DECAY > 2:
         if is_left_to_other(safe, head, DECAY):
@@ -56,15 +54,12 @@ def scan_queries(
     of_q += (part_v * batch * H + head) * T * K if DECAY == 2 else (tl.program_id(2) * batch * H + head) * T
     length = real_length(lengths, b, T, RAGGED)
     number = head * segments + segment
-    if KEPT:
-        S, z = load_kept(S_before, z_before, number, columns, values, K, V)
-    else:
-        S, z = load_state(S_before, z_before, number, part_v, columns, values, K, V, BK, BV, STATE, False)
+    S, z = load_state(S_before, z_before, number, part_v, columns, values, K, V, BK, BV, STATE, False)
     i, r = tl.arange(0, C), tl.arange(0, 16)
     causal = i[:, None] >= i[None, :]
     line = factor(tl.where((r == 0)[:, None] & (i >= 0)[None, :], 1.0, 0.0), NARROW, "ieee")
     ones = factor(tl.where((r >= 0)[None, :] & (i >= 0)[:, None], 1.0, 0.0), NARROW, "ieee")
-    for n in range(0, 1 if KEPT else tl.cdiv(tl.minimum(span, T - segment * span), C)):
+    for n in range(0, tl.cdiv(tl.minimum(span, T - segment * span), C)):
         start = segment * span + n * C
         at, live, there = start.to(tl.int64), start + i < length, start + i < T
         is_k, is_v = live[:, None] & (columns < K)[None, :], live[:, None] & (values < V)[None, :]
@@ -82,10 +77,10 @@ def scan_queries(
         seen = sums_seen(z, A, ks, visible, before, ones, DECAY, RESET, NARROW, PRECISION)
         grad = _read_back(gs, vs, S, A, ks, visible, before, DECAY, RESET, NARROW, PRECISION)
         qs = load_tile(q + at * q_t, i, q_t, columns, is_k, EVEN)
-        if ALIKE:
-            # as a product its layout is that of the others, and features are computed once
-            same = factor(tl.where(columns[:, None] == columns[None, :], 1.0, 0.0), NARROW, "ieee")
-            qs = tl.dot(factor(qs, NARROW, PRECISION), same, input_precision=PRECISION)
+        if BY_IDENTITY:
+            # a product has the layout of the gradient: the compiler need not compute features in two layouts
+            identity = factor(tl.where(columns[:, None] == columns[None, :], 1.0, 0.0), NARROW, "ieee")
+            qs = tl.dot(factor(qs, NARROW, PRECISION), identity, input_precision=PRECISION)
         qs = mapped(qs, is_k, MAP, EVEN, False)
         inside = there[:, None] & (columns < K)[None, :]
         if NORM == 3:
@@ -104,13 +99,12 @@ def scan_queries(
             else:
                 tl.store(of_q + start + i, tl.sum(qs * grad, 1), mask=there)
         store_tile(dq + at * (H * K), i, H * K, columns, sloped(grad, qs, MAP), inside, EVEN)
-        if not KEPT:
-            if DECAY > 0 and DECAY < 4:
-                S, z, leaving = faded(S, z, ks, A, total, DECAY)
-            if RESET:
-                S, z, leaving = _reset(S, z, leaving, after, through)
-            S = add_product(tl.trans(vs), leaving, S, False, NARROW, PRECISION)
-            z = add_product(line, leaving, z, False, NARROW, PRECISION)
+        if DECAY > 0 and DECAY < 4:
+            S, z, leaving = faded(S, z, ks, A, total, DECAY)
+        if RESET:
+            S, z, leaving = _reset(S, z, leaving, after, through)
+        S = add_product(tl.trans(vs), leaving, S, False, NARROW, PRECISION)
+        z = add_product(line, leaving, z, False, NARROW, PRECISION)
 
 
 @jit

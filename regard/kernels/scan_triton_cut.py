@@ -19,9 +19,6 @@ REGISTERS = 65536  # of a multiprocessor; a thread has up to 255 of them
 SEGMENTED = 1.5  # the time of a pass over segments, with that for their first states, in times of one without
 POISON = False  # tests fill what is about to be written with NaN
 SEGMENTS: int | None = None  # tests and tuning fix their number
-FOUR = False  # segments are linked by `link_four`
-ALIKE = False  # the kernel for dq takes its queries in the layout of its products
-KEPT = False  # in training the state before each chunk stays in memory: the kernel for dq then has no order
 
 
 class Tuning(NamedTuple):
@@ -42,10 +39,11 @@ class Tuning(NamedTuple):
 # for bfloat16 and states of 64 x 64, measured on an H200
 TUNED = {
     "forward": Tuning(64, 4, 3),
-    "queries": Tuning(64, 4, 3),
+    "queries": Tuning(64, 4, 2),
     "keys": Tuning(32, 4, 3),
     "sums": Tuning(64, 4, 3),
 }
+QUERIES_WITH_DECAY = Tuning(64, 4, 3)
 # for wider states
 WIDE = {
     "forward": Tuning(32, 8, 2),
@@ -71,17 +69,18 @@ class Cut(NamedTuple):
 
 
 def tuned(kernel: str, K: int, V: int, dtype: torch.dtype, decay: int = 0) -> Tuning:
-    block_k, block_v = blocks(K, V, dtype)
-    wide = block_k * block_v > 4096
+    wide = is_wide(K, V, dtype)
     if decay in (2, 3):
         # a decay of each feature weights every product by itself
-        return Tuning(TOKENS.value, 8 if block_k > 64 else 4, 1)
+        return Tuning(TOKENS.value, 8 if blocks(K, V, dtype)[0] > 64 else 4, 1)
     if decay == 4:
         # all kernels of a call take the same units, those of a chunk of 64
         return Tuning(64, 8 if wide or dtype != torch.bfloat16 else 4, 1 if dtype != torch.bfloat16 else 2)
     if dtype != torch.bfloat16:
         return Tuning(16 if wide else 32, 8 if wide else 4, 1)
-    return (WIDE if wide else TUNED)[kernel]
+    if wide:
+        return WIDE[kernel]
+    return QUERIES_WITH_DECAY if kernel == "queries" and decay else TUNED[kernel]
 
 
 def cut(x: Tensor, V: int, dtype: torch.dtype, decay: int = 0) -> Cut:
@@ -114,6 +113,12 @@ def blocks(K: int, V: int, dtype: torch.dtype) -> tuple[int, int]:
     return block_k, min(power_of_two(V), held // block_k)
 
 
+def is_wide(K: int, V: int, dtype: torch.dtype) -> bool:
+    """Whether the state of a program is larger than 64 x 64."""
+    block_k, block_v = blocks(K, V, dtype)
+    return block_k * block_v > 4096
+
+
 def power_of_two(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
@@ -124,12 +129,6 @@ def blocks_each(x: Tensor, rows: int, most: int = 8) -> int:
     B, H, T, _ = x.shape
     blocks = B * H * triton.cdiv(T, rows) // (4 * multiprocessors(x))
     return max(1, min(most, 1 << blocks.bit_length() - 1 if blocks else 1))
-
-
-def keeps(p: Cut, K: int, V: int, dtype: torch.dtype, ways: tuple[int, ...]) -> bool:
-    """Whether states before chunks may be kept: whole ones without a decay, which kernels of o and dq round alike."""
-    same = tuned("forward", K, V, dtype).chunk == tuned("queries", K, V, dtype).chunk
-    return KEPT and p.parts == 1 and ways == (0,) and dtype == torch.bfloat16 and same
 
 
 def even(x: Tensor, y: Tensor, lengths: Tensor | None, p: Cut, tuning: Tuning) -> bool:

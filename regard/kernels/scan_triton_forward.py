@@ -23,7 +23,6 @@ from regard.kernels.scan_triton_tiles import (
     program,
     real_length,
     split_row,
-    store_kept,
     store_state,
     store_tile,
     sums_seen,
@@ -32,7 +31,7 @@ from regard.kernels.scan_triton_tiles import (
 
 @jit(do_not_specialize=["T", "batch", "segments", "span", "last", "floor"])
 def scan_forward(
-    q, k, v, decay, tops, safe, first, lengths, S_before, z_before, o, den, S_after, z_after, S_kept, z_kept,
+    q, k, v, decay, tops, safe, first, lengths, S_before, z_before, o, den, S_after, z_after,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_b, d_h, d_t, T, batch, segments, span, last, floor,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, NORM: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr, RAGGED: tl.constexpr,
@@ -70,8 +69,6 @@ def scan_forward(
         )
         vs = factor(load_tile(v + at * v_t, i, v_t, values, is_v, EVEN), NARROW, PRECISION)
         visible, before, leaving = causal, live, ks
-        if S_kept is not None:
-            store_kept(S_kept, z_kept, head * tl.cdiv(T, C) + start // C, S, z, columns, values, K, V)
         if DECAY == 4:
             S, z = S * total[None, :], z * total[None, :]
         if RESET:
@@ -208,29 +205,9 @@ def _store_shrink(shrink, number, left, columns, K: tl.constexpr, DECAY: tl.cons
         tl.store(shrink + number + tl.arange(0, 1), left)
 
 
-@jit(do_not_specialize=["segments"])
-def link_segments(
-    part, shrink, begin, end, segments,
-    SIZE: tl.constexpr, INNER: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
-    STATE: tl.constexpr, FINAL: tl.constexpr,
-):  # fmt: skip
-    head, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    state = tl.zeros([BLOCK], tl.float32)
-    if STATE:
-        state = tl.load(begin + head * SIZE + at, mask=at < SIZE, other=0.0)
-    for n in range(0, segments):
-        number = head * segments + (segments - 1 - n if REVERSE else n)
-        added = tl.load(part + number * SIZE + at, mask=at < SIZE, other=0.0)
-        tl.store(part + number * SIZE + at, state, mask=at < SIZE)
-        left = tl.load(shrink + number * WIDE + (at // INNER if WIDE > 1 else at * 0), mask=at < SIZE, other=0.0)
-        state = state * left + added
-    if FINAL:
-        tl.store(end + head * SIZE + at, state, mask=at < SIZE)
-
-
 @jit
-def _sums_of(part, shrink, head, n, segments, at, SIZE: tl.constexpr, HOW):
-    """What segment n of a walk adds, what it leaves of the state, and where it is."""
+def _load_sums(part, shrink, head, n, segments, at, SIZE: tl.constexpr, HOW):
+    """What segment n, counted from where the state comes from, adds to the state and leaves of it; where that lies."""
     INNER: tl.constexpr = HOW[0]
     WIDE: tl.constexpr = HOW[1]
     number = head * segments + (segments - 1 - n if HOW[2] else n)
@@ -241,18 +218,19 @@ def _sums_of(part, shrink, head, n, segments, at, SIZE: tl.constexpr, HOW):
 
 
 @jit
-def _link_four(
+def _link(
     part, shrink, begin, end, head, at, segments, SIZE: tl.constexpr, HOW, STATE: tl.constexpr, FINAL: tl.constexpr
 ):  # fmt: skip
+    """Four segments at a time: all of their loads are in flight before the first store, behind which a compiler would
+    leave those that it cannot tell from it."""
     state = tl.zeros(at.shape, tl.float32)
     if STATE:
         state = tl.load(begin + head * SIZE + at, mask=at < SIZE, other=0.0)
     for n in range(0, segments, 4):
-        # all four are in flight before the first store, which might be to one of them as far as a compiler knows
-        added0, left0, to0, there0 = _sums_of(part, shrink, head, n, segments, at, SIZE, HOW)
-        added1, left1, to1, there1 = _sums_of(part, shrink, head, n + 1, segments, at, SIZE, HOW)
-        added2, left2, to2, there2 = _sums_of(part, shrink, head, n + 2, segments, at, SIZE, HOW)
-        added3, left3, to3, there3 = _sums_of(part, shrink, head, n + 3, segments, at, SIZE, HOW)
+        added0, left0, to0, there0 = _load_sums(part, shrink, head, n, segments, at, SIZE, HOW)
+        added1, left1, to1, there1 = _load_sums(part, shrink, head, n + 1, segments, at, SIZE, HOW)
+        added2, left2, to2, there2 = _load_sums(part, shrink, head, n + 2, segments, at, SIZE, HOW)
+        added3, left3, to3, there3 = _load_sums(part, shrink, head, n + 3, segments, at, SIZE, HOW)
         tl.store(to0, state, mask=there0)
         state = state * left0 + added0
         tl.store(to1, state, mask=there1)
@@ -266,17 +244,18 @@ def _link_four(
 
 
 @jit(do_not_specialize=["segments"])
-def link_four(
+def link_segments(
     S, z, shrink, S_begin, z_begin, S_end, z_end, segments,
     K: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
     STATE: tl.constexpr, FINAL: tl.constexpr,
 ):  # fmt: skip
-    """`link_segments` of S and z in one launch, four segments at a time."""
+    """What each segment adds -> the state before it, in place (after it, in reverse), and the one at the end. The last
+    blocks of a head are those of z."""
     head, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     OF_S: tl.constexpr = (V, WIDE, REVERSE)
     OF_Z: tl.constexpr = (1, WIDE, REVERSE)
     if tl.program_id(1) * BLOCK < K * V:
-        _link_four(S, shrink, S_begin, S_end, head, at, segments, K * V, OF_S, STATE, FINAL)
+        _link(S, shrink, S_begin, S_end, head, at, segments, K * V, OF_S, STATE, FINAL)
     else:
         at -= (K * V + BLOCK - 1) // BLOCK * BLOCK
-        _link_four(z, shrink, z_begin, z_end, head, at, segments, K, OF_Z, STATE, FINAL)
+        _link(z, shrink, z_begin, z_end, head, at, segments, K, OF_Z, STATE, FINAL)

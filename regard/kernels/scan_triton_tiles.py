@@ -159,24 +159,6 @@ def load_state(
 
 
 @jit
-def load_kept(S, z, number, columns, values, K: tl.constexpr, V: tl.constexpr):
-    """As `load_state`, of what `store_kept` left."""
-    inside = (columns < K)[None, :] & (values < V)[:, None]
-    state = tl.load(S + number * (K * V) + values[:, None] * K + columns[None, :], mask=inside, other=0.0)
-    row = tl.load(z + number * K + columns, mask=columns < K, other=0.0)
-    return state, tl.where(tl.arange(0, 16)[:, None] == 0, row[None, :], 0.0)
-
-
-@jit
-def store_kept(S, z, number, state, sums, columns, values, K: tl.constexpr, V: tl.constexpr):
-    """S transposed [V, K], rounded as products round it, and z."""
-    inside = (columns < K)[None, :] & (values < V)[:, None]
-    to = S + number * (K * V) + values[:, None] * K + columns[None, :]
-    tl.store(to, state.to(S.dtype.element_ty), mask=inside)
-    tl.store(z + number * K + columns, tl.sum(sums, 0), mask=columns < K)
-
-
-@jit
 def store_state(S, z, number, part, state, sums, columns, values, K: tl.constexpr, V: tl.constexpr):
     inside = (columns < K)[None, :] & (values < V)[:, None]
     tl.store(S + number * (K * V) + columns[None, :] * V + values[:, None], state, mask=inside)

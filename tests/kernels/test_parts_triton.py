@@ -227,19 +227,33 @@ def test_far_keys_of_more_rows(name, poisoned):
 @pytest.mark.parametrize(
     "name", [n if n in ("window", "strided") else pytest.param(n, marks=EXHAUSTIVE) for n in PATTERNS]
 )
-def test_lean_tiles(name, monkeypatch, poisoned):
-    """Programs that find their place by three axes of the grid, and rows in eights."""
-    monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16, lean=True))
-    monkeypatch.setattr(parts_triton, "EIGHTS", True)
+def test_queries_in_eights(name, monkeypatch, poisoned):
+    """A length that eight divides: kernels of keys begin at a multiple of eight queries."""
+    monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16))
     compare(PATTERNS[name], 48, 16 if name == "pooled" else None, B=2, H=4)
 
 
 @pytest.mark.parametrize("T", [136, pytest.param(130, marks=EXHAUSTIVE)])
-def test_lean_tiles_of_far_keys(T, monkeypatch, poisoned):
-    monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16, lean=True))
-    monkeypatch.setattr(parts_triton, "EIGHTS", True)
+def test_whole_tiles_of_far_keys(T, monkeypatch, poisoned):
+    monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16))
     compare(PATTERNS["fixed"], T)
     compare(PATTERNS["window"], T, D=20)
+
+
+def test_flat_grid(monkeypatch, poisoned):
+    """For more heads or batch rows than an axis of a grid may have."""
+    assert parts_triton._grid(3, 8, 65535) == ((3, 8, 65535), False)
+    assert parts_triton._grid(3, 8, 65536) == ((3 * 8 * 65536, 1), True)
+    assert parts_triton._grid(3, 65536, 8) == ((3 * 8 * 65536, 1), True)
+    launched = []
+
+    def flat(tiles: int, heads: int, batch: int, splits: int = 1) -> tuple[tuple[int, ...], bool]:
+        launched.append(splits)
+        return (tiles * heads * batch, splits), True
+
+    monkeypatch.setattr(parts_triton, "_grid", flat)
+    compare(PATTERNS["strided"], 20, B=2)
+    assert set(launched) == {1}
 
 
 def test_a_dilated_window_with_a_bias_is_left_to_pytorch():

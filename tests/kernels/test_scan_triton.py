@@ -118,33 +118,9 @@ def test_segments(monkeypatch):
     monkeypatch.setattr(scan_triton_cut, "SEGMENTS", 3)
     compare(options={"map": "elu"}, T=70, B=1)
     compare(options={"map": "elu"}, T=70, H=1, G=1, decay="scalar", state=True, reset=True, ragged=True)
-
-
-@pytest.mark.parametrize("segments", [3, 6])
-def test_segments_linked_by_four(monkeypatch, segments):
-    monkeypatch.setattr(scan_triton_cut, "SEGMENTS", segments)
-    monkeypatch.setattr(scan_triton_cut, "FOUR", True)
+    # more than the four that are linked at a time
+    monkeypatch.setattr(scan_triton_cut, "SEGMENTS", 6)
     compare(options={"map": "elu"}, T=190, B=1, H=1, G=1, state=True)
-    if segments == 3:
-        compare(options={"map": "elu"}, T=70, H=1, G=1, decay="scalar", state=True, reset=True, ragged=True)
-
-
-@pytest.mark.parametrize("segments", [1, 2])
-def test_kept_states(monkeypatch, segments):
-    """The kernel for dq reads the states before its chunks, which that of the forward pass has kept."""
-    monkeypatch.setattr(scan_triton_cut, "SEGMENTS", segments)
-    monkeypatch.setattr(scan_triton_cut, "KEPT", True)
-    monkeypatch.setattr(scan_triton_cut, "ALIKE", segments == 2)
-    launched, launch = [], scan_triton.scan_queries
-
-    class Spy:
-        def __getitem__(self, grid):
-            return lambda *given, **more: (launched.append(more["KEPT"]), launch[grid](*given, **more))
-
-    monkeypatch.setattr(scan_triton, "scan_queries", Spy())
-    compare(torch.bfloat16, {"map": "elu"}, T=200, B=1, K=64, V=64)
-    compare(torch.bfloat16, {"map": "elu"}, T=130, K=40, V=48, G=1, state=True, reset=True, ragged=True)
-    assert launched == [True, True]
 
 
 def test_gradients_of_early_decays(monkeypatch):
@@ -331,7 +307,7 @@ def test_what_compilers_are_told():
     given = scans.inputs(T=5, G=1, decay="scalar", state=True, reset=True, ragged=True)
     q, k, v, decay, S, z = (given[name].float() for name in ("q", "k", "v", "decay", "S", "z"))
     checks, flags = ("test_schema", "test_faketensor"), (1, 1, 0.0)
-    forward = (q, k, v, decay, None, None, S, z, given["first"], given["lengths"], *flags, True, True)
+    forward = (q, k, v, decay, None, None, S, z, given["first"], given["lengths"], *flags, True)
     torch.library.opcheck(scan_triton._forward_operator, forward, test_utils=checks)
     o, rest, den, S_end, z_end, *starts = scan_triton._forward(*forward)
     backward = (*forward[:10], o, rest, den, *starts, S_end, z_end, torch.randn_like(o), None, S_end, z_end)

@@ -17,10 +17,10 @@ HOPPER = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024  # bytes of shared memory that a program may have
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 KERNELS = {
-    "forward": (forward_kernel, {"SPLITS": 1}),
-    "queries": (queries_kernel, {"SPLITS": 1, "FIRST": True}),
-    "keys": (keys_kernel, {"SPLITS": 1, "OF_FAR": False, "UNBOUNDED": True}),
-    "far": (keys_kernel, {"SPLITS": 8, "OF_FAR": True, "UNBOUNDED": False}),
+    "forward": (forward_kernel, {"FLAT": False, "SPLITS": 1}),
+    "queries": (queries_kernel, {"FLAT": False, "SPLITS": 1, "FIRST": True}),
+    "keys": (keys_kernel, {"FLAT": False, "SPLITS": 1, "EIGHTS": True, "OF_FAR": False, "UNBOUNDED": True}),
+    "far": (keys_kernel, {"FLAT": True, "SPLITS": 8, "EIGHTS": True, "OF_FAR": True, "UNBOUNDED": False}),
 }
 PLACES = {"q0_at", "k0_at", "end_at", "since", "until", "last_at", "stride_at", "lists", "list_starts", "list_rows"}
 SUMS = {"lse", "deltas", "slopes", "table", "before", "before_k", "before_v", "sums_k", "sums_v"}
@@ -30,7 +30,8 @@ GIVEN = {"q", "k", "v", "far_k", "far_v", "o", "grad_o", "out", "out_k", "out_v"
 def compiled(kind: str, part: Pass, given: set[str], *, dtype=torch.bfloat16, D: int = 64, told=(0,) * 10) -> None:
     """One kernel, with these of the optional tensors."""
     kernel, more = KERNELS[kind]
-    sizes = parts_triton.tile(kind, D, dtype, distances=told[5] < 0)
+    far, plain = 0 if part.far is None else part.far.length, "related" not in given and not part.listed
+    sizes = parts_triton.tile(kind, D, dtype, far, plain, told[5] < 0)
     q = torch.empty(1, 4, 4096, D, dtype=dtype, device="meta")
     constants = parts_triton._constants(q, q[:, :2], q[:, :2], None, part, sizes, told) | more
     types, values, hints = {}, {}, {}
@@ -61,6 +62,7 @@ BLOCKS = Pass(Bound(0, 64, 64, -64), Bound(0, 64, 64, 128), Far(128, inner=64), 
 SLOTS = Pass(
     Bound(every=512, times=512, plus=-512), Bound(plus=1), Far(4096, Bound(-512, 512, 128), span=512, apart=384)
 )
+FIXED = Pass(Bound(0, 128, 128), Bound(plus=1), Far(4096, Bound(0, 128, 8), inner=8))
 STRIDED = Pass(high=Bound(plus=1), fold=128)
 compiled("forward", LONGFORMER, {"end_at"})
 compiled("queries", LONGFORMER, {"end_at"})
@@ -75,6 +77,8 @@ if sys.argv[1:] == ["all"]:
     for kind in KERNELS:
         compiled(kind, BLOCKS, lists | ({"sums_k", "sums_v"} if kind == "keys" else set()))
         compiled(kind, LONGFORMER, {"slopes", "related", "out_related"}, told=etc)
+        compiled(kind, FIXED, set())
+        compiled(kind, FIXED, set(), D=128)
     for kind in KERNELS:
         compiled(kind, SLOTS, {"related", "out_related"}, told=xl)
     for kind in ("forward", "queries", "keys"):

@@ -21,7 +21,8 @@ from regard.kernels import scan_triton_cut as cuts
 HOPPER, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
 NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 STATES = ("S", "z", "S_before", "z_before", "S_after", "z_after", "S_start", "z_start", "dS", "dz")
-WIDE = (*STATES, "tops", "parts", "parts_den", "decay", "den", "e", "shrink", "of_q", "of_k", "part", "begin", "end")
+STATES += ("S_begin", "z_begin", "S_end", "z_end")
+WIDE = (*STATES, "tops", "parts", "parts_den", "decay", "den", "e", "shrink", "of_q", "of_k")
 
 
 def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: cuts.Tuning) -> None:
@@ -46,9 +47,6 @@ def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: cuts.
         "last": "i32",
         "count": "i32",
     }
-    given |= {"S_kept": NAMES[dtype], "z_kept": "*fp32", "S_begin": "*fp32", "z_begin": "*fp32", "S_end": "*fp32"}
-    given |= {"z_end": "*fp32"}
-    given |= {"S_before": NAMES[dtype]} if fixed.get("KEPT") else {}
     given |= {f"{tensor}_{axis}": "i32" for tensor in (*"qkvgxyd", "gate") for axis in "bht"}
     given |= dict.fromkeys(("T", "batch", "segments", "span"), "i32")
     options, fixed = tuning.launch(), {name: value for name, value in fixed.items() if name in kernel.arg_names}
@@ -61,15 +59,7 @@ def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: cuts.
 
 
 def family(
-    dtype: torch.dtype,
-    K: int,
-    V: int,
-    *,
-    decay: int = 0,
-    norm: int = 1,
-    packed: bool = False,
-    learns: bool = False,
-    kept: bool = False,
+    dtype: torch.dtype, K: int, V: int, *, decay: int = 0, norm: int = 1, packed: bool = False, learns: bool = False
 ) -> None:
     block_k, block_v = cuts.blocks(K, V, dtype)
     fixed = {"H": 4, "GROUP": 2, "K": K, "V": V, "BK": block_k, "BV": block_v, "MAP": 1, "NORM": norm, "DECAY": decay}
@@ -81,17 +71,8 @@ def family(
         "FINAL": True,
         **cuts.precision(dtype),
     }
-    fixed |= {
-        "ENDS": True,
-        "LINKED": True,
-        "GIVEN": False,
-        "LEARNS": learns,
-        "REVERSE": False,
-        "KEPT": False,
-        "ALIKE": False,
-    }
+    fixed |= {"ENDS": True, "LINKED": True, "GIVEN": False, "LEARNS": learns, "REVERSE": False}
     fixed |= {} if packed else {"first": None, "lengths": None}
-    states = {} if kept else {"S_kept": None, "z_kept": None}
     fixed |= {} if decay in (1, 2) else {"decay": None}
     fixed |= {} if decay > 2 else {"tops": None, "safe": None, "logits": None}
     exact = learns and dtype != torch.float32
@@ -101,10 +82,11 @@ def family(
     def tuned(kernel: str, dtype: torch.dtype) -> cuts.Tuning:
         return cuts.tuned(kernel, K, V, dtype, decay)
 
-    compiled(scan_triton_forward.scan_forward, dtype, fixed | states, tuned("forward", dtype))
+    compiled(scan_triton_forward.scan_forward, dtype, fixed, tuned("forward", dtype))
     compiled(scan_triton_forward.scan_sums, dtype, fixed | {"den": None, "e": None}, tuned("sums", dtype))
     compiled(scan_triton_forward.scan_sums, dtype, back | {"REVERSE": True, "shrink": None}, tuned("sums", narrow))
-    compiled(scan_triton_backward.scan_queries, dtype, back | {"KEPT": kept, "ALIKE": kept}, tuned("queries", narrow))
+    by_identity = decay == 0 and dtype == torch.bfloat16 and not cuts.is_wide(K, V, dtype)
+    compiled(scan_triton_backward.scan_queries, dtype, back | {"BY_IDENTITY": by_identity}, tuned("queries", narrow))
     compiled(scan_triton_backward.scan_keys, dtype, back, tuned("keys", narrow))
     if not decay:
         for kernel in (scan_triton_sums.absorb_keys, scan_triton_sums.read_rows, scan_triton_sums.read_queries):
@@ -113,11 +95,8 @@ def family(
 
 
 if sys.argv[1:] == ["all"]:
-    link = {"SIZE": 4096, "INNER": 64, "WIDE": 64, "BLOCK": 1024, "REVERSE": True, "STATE": True, "FINAL": True}
-    compiled(scan_triton_forward.link_segments, torch.float32, link, cuts.Tuning(16, 4, 1))
     link = {"K": 64, "V": 64, "WIDE": 64, "BLOCK": 256, "REVERSE": True, "STATE": True, "FINAL": True}
-    compiled(scan_triton_forward.link_four, torch.float32, link, cuts.Tuning(16, 2, 1))
-    family(torch.bfloat16, 64, 64, kept=True)
+    compiled(scan_triton_forward.link_segments, torch.float32, link, cuts.Tuning(16, 2, 1))
     for dtype in NAMES:
         for K, V in ((16, 16), (64, 64), (128, 128), (256, 64), (256, 256)):
             family(dtype, K, V)
