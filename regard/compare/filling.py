@@ -19,6 +19,7 @@ from regard.compare.run import Tools, provenance
 from regard.compare.runs import RunLesson
 from regard.compare.store import DONE, Cell, Folder
 
+MOST_LOAD = 0.5  # per core, with which a budget of minutes is a fair one
 AGAIN = ("error", "absent")  # statuses of cells that are trained again: what failed may have been mended
 
 
@@ -180,6 +181,7 @@ def fill_quality(
         fillings = [Filling(plan, folder, tools) for plan in plans]
         for filling in fillings:
             filling.begin()
+        _check_load(fillings, folder, tools)
         if train is None:
             _train(fillings, tools)
             return
@@ -187,6 +189,20 @@ def fill_quality(
             filling, asked = pair
             tools.check_signals()
             _end(fillings, filling, asked, train(filling.lesson(asked)))
+
+
+def _check_load(fillings: list[Filling], folder: Folder, tools: Tools) -> None:
+    """Raises where cells are to be trained for minutes beside other work, which would get less done in them."""
+    if tools.force or not any(filling.plan.axis == "minutes" and filling.ready() for filling in fillings):
+        return
+    load = tools.load()
+    if load > MOST_LOAD:
+        raise ValueError(
+            "a budget of minutes needs a machine without other work: the load average of the last minute is "
+            f"{load:.2g} per core, and should be at most {MOST_LOAD:g}. Wait until it is, and continue with "
+            f"regard compare --out {folder.path}; or use a budget of updates or tokens; or train all the same with "
+            "--force"
+        )
 
 
 def _train(fillings: list[Filling], tools: Tools) -> None:

@@ -422,6 +422,28 @@ def test_the_time_that_is_left_is_that_of_all_tables_and_jobs(tmp_path):
     assert describe_progress(fillings, 1) == "2 of 12 cells done, about 2.4 h left"
 
 
+def test_a_budget_of_minutes_needs_a_machine_without_other_work(tmp_path):
+    school, world = School({"softmax": {0.1: 0.9}, "linear": {0.1: 0.5}}), World({})
+    asked = plan("linear", rates=(0.1,), seeds=1, axis="minutes", amount=1.0)
+
+    def fill(one: QualityPlan, load: float, **more) -> int:
+        before = len(school.asked)
+        fill_quality([one], Folder(tmp_path), world.tools(load=lambda: load, **more), school)
+        return len(school.asked) - before
+
+    with pytest.raises(ValueError, match=rf"is 0\.6 per core.* at most 0\.5.*--out {tmp_path}; .* --force"):
+        fill(asked, 0.6)
+    # other budgets do not depend on it
+    assert fill(plan("linear", rates=(0.1,), seeds=1), 0.6) == 2
+    assert fill(asked, 0.6, force=True) == 2
+    # nothing is left to train
+    assert fill(asked, 0.6) == 0
+    more = dataclasses.replace(asked, seeds=2)
+    assert fill(more, 0.5) == 2
+    # a system that does not say
+    assert fill(dataclasses.replace(asked, seeds=3), math.nan) == 2
+
+
 def test_scores_come_before_costs(tmp_path, monkeypatch, capsys):
     """Costs are known soon; a table that is cut short should have scores."""
     order = []
