@@ -47,6 +47,9 @@ def filled(path, seconds: dict[str, float]) -> Results:
         ("linear", "causal", [1, 1]),
         ("local(window=8)", "causal", [4, 8]),
         ("strided(stride=8)", "causal", [None, None]),
+        ("convolution(kernel=3)", "causal", [16, 32]),
+        # why the table has no row for it: its note says so
+        ("convolution(kernel=3, dilation=2)", "causal", [None, None]),
         ("fnet", "self", [1, 1]),
     ],
 )
@@ -102,6 +105,13 @@ def test_every_table_is_a_plan_or_names_its_commands(name, size):
     for published in table.published:
         assert published.tag in ("checked", "recalled")
         assert all(len(row.values) == len(published.columns) for row in published.rows)
+
+
+def test_the_complexity_table_says_why_it_has_no_dilated_convolution(tmp_path):
+    table = tables.build("complexity")
+    assert not [spec for spec, _ in table.complexity if "dilation" in spec]
+    said = " ".join(text_report(Results(None, Folder(tmp_path), (), table), 80).split())
+    assert "Dilated convolutions have no row: log_k n layers" in said
 
 
 def test_sizes_ask_for_more():
