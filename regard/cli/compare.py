@@ -60,7 +60,11 @@ def add_verbs(verb: AddVerb) -> None:
     _add_training(added)
     added.add_argument("--out", metavar="FOLDER", help=f"folder of the results, which is continued (default: {OUT})")
     added.add_argument("--report", metavar="FOLDER", help="report on a folder of results, and measure nothing")
-    added.add_argument("--force", action="store_true", help="measure again what the folder has already")
+    added.add_argument(
+        "--force",
+        action="store_true",
+        help="measure again what the folder has already, and train for a --budget of minutes also beside other work",
+    )
     added.add_argument("--json", action="store_true", help="print one JSON object per row")
     added.add_argument("--markdown", action="store_true", help="print Markdown")
     added.add_argument("--csv", metavar="FILE", help="also write the table as CSV")

@@ -7,6 +7,7 @@ tables share the processes.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from regard.compare import budget
@@ -18,6 +19,7 @@ from regard.compare.run import Tools, provenance
 from regard.compare.runs import RunLesson
 from regard.compare.store import DONE, Cell, Folder
 
+MOST_LOAD = 0.5  # per core, with which a budget of minutes is a fair one
 AGAIN = ("error", "absent")  # statuses of cells that are trained again: what failed may have been mended
 
 
@@ -29,6 +31,8 @@ class Filling:
         self.rates = list(plan.grid())
         self.begun: set[Asked] = set()
         self.ended: set[Asked] = set()
+        self.started: dict[Asked, float] = {}  # when the cells in progress began
+        self.seconds: dict[str, list[float]] = {}  # that cells took in this call, by row
         self.uncaptured: set[str] = set()  # rows that train without CUDA graphs
         self.specs: list[str] = []
 
@@ -75,6 +79,36 @@ class Filling:
     def _fresh(self, cells: list[Asked]) -> list[Asked]:
         return [cell for cell in cells if cell not in self.begun]
 
+    def answered(self, spec: str) -> list[bool]:
+        """Of every cell of a row, as far as it is known now which there are, whether it has its answer: a best rate at
+        an edge adds one to the sweep, and a row of which every rate fails gets no seeds."""
+        plan, variant = self.plan, self.plan.variant(spec)
+        trained = variant.of or spec
+        sweep = [(trained, rate, SWEEP_SEED) for rate in self.rates] if plan.sweeps else []
+        swept = [not self._unanswered([cell]) for cell in sweep]
+        own = [] if variant.of else swept
+        rate = best_rate(self, spec)
+        if rate is None:
+            return own if all(swept) else [*own, *[False] * (1 if variant.ensemble else plan.seeds)]
+        seeds = list(plan.seed_numbers)
+        if variant.of:
+            runs = {seed: self.cell(trained, rate, seed) for seed in seeds}
+            seeds = [seed for seed, run in runs.items() if run is None or run.status in (DONE, *AGAIN)]
+        if variant.ensemble:
+            seeds = [ENSEMBLE] if len(seeds) == plan.seeds else []
+        return [*own, *(not self._unanswered([(spec, rate, seed)]) for seed in seeds)]
+
+    def seconds_left(self, left: dict[str, int]) -> float | None:
+        """What the cells that are left of each row take, one after another: as those of the row took, or before it has
+        one, those of the table; None: none has ended yet."""
+        every = [seconds for row in self.seconds.values() for seconds in row]
+        if not any(left.values()) or not every:
+            return None if any(left.values()) else 0.0
+        each = {spec: fmean(self.seconds.get(spec, every)) for spec in left}
+        now = self.tools.clock()
+        begun = sum(min(now - since, each.get(spec, 0.0)) for (spec, *_), since in self.started.items())
+        return max(0.0, sum(count * each[spec] for spec, count in left.items()) - begun)
+
     def _fits(self, spec: str) -> bool:
         """Whether a row has as many parameters as the baseline; a row that has not is stored as such."""
         plan = self.plan
@@ -99,28 +133,32 @@ class Filling:
     def lesson(self, asked: Asked) -> Lesson | RunLesson:
         """What a process gets to train."""
         self.begun.add(asked)
+        self.started[asked] = self.tools.clock()
         if self.plan.is_run:
             return replace(self.plan.run_lesson(*asked, self.folder), afresh=self.tools.force)
         return replace(self.plan.lesson(*asked, self.folder), graphs=asked[0] not in self.uncaptured)
 
-    def end(self, asked: Asked, outcome: Outcome) -> None:
-        """Stores what was found."""
+    def end(self, asked: Asked, outcome: Outcome) -> str:
+        """Stores what was found, and says it; empty: the cell has no answer yet."""
         status, note, found = outcome
         spec, rate, seed = asked
+        taken = self.tools.clock() - self.started.pop(asked)
         if status == UNCAPTURED:
             self.tools.tell(f"{spec} {self.plan.name}: {note}")
             self.uncaptured.add(spec)
             self.begun.remove(asked)
-            return
+            return ""
         self.ended.add(asked)
         if status == STOPPED:
-            return
+            return ""
+        if status == DONE:
+            self.seconds.setdefault(spec, []).append(taken)
         self.put(asked, outcome)
         if not self.plan.is_run:
             Path(self.plan.lesson(*asked, self.folder).saved).unlink(missing_ok=True)
         score = f"{found[0]['score']:.3f}, {found[0]['seconds']:.0f} s" if status == DONE else f"{status}: {note}"
         who = "ensemble" if seed == ENSEMBLE else f"seed {seed}"
-        self.tools.tell(f"{spec} {self.plan.name} rate {rate:g} {who}: {score}")
+        return f"{spec} {self.plan.name} rate {rate:g} {who}: {score}"
 
     def put(self, asked: Asked, outcome: Outcome) -> None:
         status, note, found = outcome
@@ -143,13 +181,28 @@ def fill_quality(
         fillings = [Filling(plan, folder, tools) for plan in plans]
         for filling in fillings:
             filling.begin()
+        _check_load(fillings, folder, tools)
         if train is None:
             _train(fillings, tools)
             return
         while pair := _next(fillings):
             filling, asked = pair
             tools.check_signals()
-            filling.end(asked, train(filling.lesson(asked)))
+            _end(fillings, filling, asked, train(filling.lesson(asked)))
+
+
+def _check_load(fillings: list[Filling], folder: Folder, tools: Tools) -> None:
+    """Raises where cells are to be trained for minutes beside other work, which would get less done in them."""
+    if tools.force or not any(filling.plan.axis == "minutes" and filling.ready() for filling in fillings):
+        return
+    load = tools.load()
+    if load > MOST_LOAD:
+        raise ValueError(
+            "a budget of minutes needs a machine without other work: the load average of the last minute is "
+            f"{load:.2g} per core, and should be at most {MOST_LOAD:g}. Wait until it is, and continue with "
+            f"regard compare --out {folder.path}; or use a budget of updates or tokens; or train all the same with "
+            "--force"
+        )
 
 
 def _train(fillings: list[Filling], tools: Tools) -> None:
@@ -175,9 +228,10 @@ def _train(fillings: list[Filling], tools: Tools) -> None:
                     tools.check_signals()
                 free += [job] if job.is_free else []
                 if job.fails_alone(outcome):
-                    filling.end(asked, outcome)
+                    _end(fillings, filling, asked, outcome, jobs)
                 else:
                     filling.begun.remove(asked)
+                    filling.started.pop(asked)
                     again.append((filling, asked))
         tools.tell("the time ends: what is in progress continues the next time")
     finally:
@@ -186,6 +240,33 @@ def _train(fillings: list[Filling], tools: Tools) -> None:
             job.process.terminate()
         for job in jobs_left:
             job.close()
+
+
+def _end(fillings: list[Filling], filling: Filling, asked: Asked, outcome: Outcome, jobs: int = 1) -> None:
+    """Stores what was found, and tells it with how far the tables are."""
+    if said := filling.end(asked, outcome):
+        filling.tools.tell(f"{said}; {describe_progress(fillings, jobs)}")
+
+
+def describe_progress(fillings: Sequence[Filling], jobs: int) -> str:
+    """How many cells of all tables are done, and about how long the rest takes, by the cells that ended in this call;
+    where a table has none yet, the time is left out."""
+    rows = [{spec: filling.answered(spec) for spec in filling.specs} for filling in fillings]
+    every = [done for row in rows for cells in row.values() for done in cells]
+    counted = f"{sum(every)} of {len(every)} cells done"
+    left = [{spec: cells.count(False) for spec, cells in row.items()} for row in rows]
+    seconds = [filling.seconds_left(counts) for filling, counts in zip(fillings, left, strict=True)]
+    known = [one for one in seconds if one is not None]
+    if all(every) or len(known) < len(seconds):
+        return counted
+    return f"{counted}, {_about(sum(known) / min(jobs, every.count(False)))} left"
+
+
+def _about(seconds: float) -> str:
+    """A time that is guessed, in words."""
+    if seconds < 60:
+        return "less than 1 min"
+    return f"about {seconds / 60:.0f} min" if seconds < 90 * 60 else f"about {seconds / 3600:.1f} h"
 
 
 def _job(lesson: Lesson | RunLesson, free: list[Job]) -> Job:

@@ -521,6 +521,11 @@ def load_average() -> float:
         return math.nan
 
 
+def load_per_core() -> float:
+    """The load average over the number of cores: 1 where all of them were busy in the last minute."""
+    return load_average() / (os.cpu_count() or 1)
+
+
 def _bytes(amount: float) -> str:
     return f"{amount / 2**30:.3g} GiB" if amount >= 2**30 else f"{amount / 2**20:.0f} MiB"
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.compare.complexity import question
+from regard.compare.complexity import DEPTH_LENGTHS, PATH_LENGTHS, question
 from regard.compare.plan import BASELINE, CostPlan, Row, cost_plan
 from regard.compare.quality import QualityPlan, quality_plan
-from regard.compare.question import SCHEMA
+from regard.compare.question import SCHEMA, short
 from regard.compare.scores import Scores
 from regard.compare.store import DONE, Cell, Folder
 from regard.compare.tables import Table, build
@@ -43,12 +43,15 @@ COLUMNS: tuple[str, ...] = (
     "written",
     "saved_bytes",
     "sees",
+    "depth",
+    "hops",
     "parameters",
     "task",
     "budget",
     "score",
     "score_min",
     "score_max",
+    "chance",
     "seeds",
     "solved",
     "solved_at",
@@ -116,8 +119,23 @@ class Results:
         return sum(row["status"] == NOT_RUN for row in self.rows)
 
     def all_rows(self) -> list[dict[str, Any]]:
-        """The rows of all tables."""
-        return [*self.rows, *(row for scores in self.scores for row in scores.rows)]
+        """The rows of all tables. What is counted of a mechanism at a length stands in its row of costs, if there is
+        one, or in a row of its own."""
+        counted = self._counted()
+        rows = [row | counted.pop((row["spec"], row["length"], row["role"]), {}) for row in self.rows]
+        names = ("spec", "length", "role")
+        rows += [{**dict(zip(names, at, strict=True)), **found, "status": DONE} for at, found in counted.items()]
+        return [*rows, *(row for scores in self.scores for row in scores.rows)]
+
+    def _counted(self) -> dict[tuple[str, int, str], dict[str, Any]]:
+        """The sequential operations of the counted rows, and the layers between two tokens, by length."""
+        found: dict[tuple[str, int, str], dict[str, Any]] = {}
+        for row in self.complexity:
+            hops = ("never" if layers is None else layers for layers in row["path"])
+            for name, lengths, values in (("depth", DEPTH_LENGTHS, row["depth"]), ("hops", PATH_LENGTHS, hops)):
+                for length, value in zip(lengths, values, strict=True):
+                    found.setdefault((short(row["spec"]), length, row["role"]), {})[name] = value
+        return found
 
     def facts(self) -> dict[str, Any]:
         """What holds for all rows: machine, backend, load, drift."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from regard import __version__
 from regard.compare import statistics
-from regard.compare.measure import CannotMeasure, Contestant, Process, Setting, free_memory, load_average
+from regard.compare.measure import CannotMeasure, Contestant, Process, Setting, free_memory, load_average, load_per_core
 from regard.compare.plan import BASELINE, CostPlan, Row, groups, usual_place
 from regard.compare.question import Question, machine_facts
 from regard.compare.store import DONE, Cell, Folder
@@ -54,6 +54,7 @@ class Tools:
     contestant: Callable[[Setting], Contestant] = Process
     clock: Callable[[], float] = time.monotonic
     tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    load: Callable[[], float] = load_per_core
     received: int | None = None  # signal
     force: bool = False
     command: str = ""

@@ -29,6 +29,7 @@ class Scores:
             self.filling.rates.append(wider)
         self.cells: dict[str, list[Cell]] = {}
         self._drawn: dict[str, np.ndarray | None] = {}
+        self.chance = self._find_chance()
         self.rows: list[dict[str, Any]] = [self._row(spec, refusal) for spec, refusal in plan.rows()]
         self._rank()
 
@@ -70,8 +71,7 @@ class Scores:
             for cell in cells
         )
 
-    @property
-    def chance(self) -> tuple[float, tuple[float, str] | None] | None:
+    def _find_chance(self) -> tuple[float, tuple[float, str] | None] | None:
         """The score of a blind guess, and of a cheap trick; None: the task has no such thing."""
         if self.plan.is_run:
             return None
@@ -97,6 +97,7 @@ class Scores:
     def _row(self, spec: str, refusal: str) -> dict[str, Any]:
         plan = self.plan
         row: dict[str, Any] = {"spec": spec, "task": plan.task, "length": plan.tokens, "budget": str(plan.budget)}
+        row |= {} if self.chance is None else {"chance": self.chance[0]}
         if refusal:
             return row | {"status": "refused", "note": refusal}
         failure = self._failure(spec)

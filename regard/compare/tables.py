@@ -88,7 +88,11 @@ def complexity(size: str) -> Table:
         costs=CostPlan(specs=(*rows, *convolutions), lengths=lengths, minutes=30.0),
         published=(TABLE_1,),
         complexity=tuple((spec, "causal") for spec in (*rows, *convolutions)),
-        notes=("Work is that of a forward pass with its projections, the larger of operations and elements written.",),
+        notes=(
+            "Work is that of a forward pass with its projections, the larger of operations and elements written.",
+            "Dilated convolutions have no row: log_k n layers between two tokens need a dilation that grows from layer "
+            "to layer (1, k, k^2 ...), as in ByteNet. With one dilation above 1 in all layers, some tokens never meet.",
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from regard.compare import learn as learning
 from regard.compare import run as costs_module
 from regard.compare.advise import advise
 from regard.compare.budget import Budget, budget_from
-from regard.compare.filling import Filling, fill_quality
+from regard.compare.filling import Filling, describe_progress, fill_quality
 from regard.compare.learn import Broke, Lesson, learn
 from regard.compare.page import html_report
 from regard.compare.quality import ENSEMBLE, QualityPlan, Variant
@@ -356,6 +356,92 @@ def test_all_tables_get_a_seed_before_one_gets_its_second(tmp_path):
     order = [(32, 1), (0, 0), (0, 1), (32, 2), (0, 2), (32, 3)]
     assert list(dict.fromkeys(seeds)) == order
     assert [seeds.count(one) for one in order] == [2, 6, 2, 2, 2, 2]
+
+
+def test_progress_says_how_many_cells_are_done_and_about_how_long_the_rest_takes(tmp_path):
+    """By the times of the same row, or of the table. What is stored is done; a row that breaks gets no seeds."""
+    scores = {"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.3}, "efficient": dict.fromkeys((LOW, MIDDLE, HIGH), -1)}
+    school, world, minutes = School(scores), World({}), {"softmax": 10, "linear": 2, "efficient": 0.5}
+
+    def train(lesson):
+        world.now += 60 * minutes[lesson.spec]
+        return school(lesson)
+
+    def progress() -> list[str]:
+        world.said.clear()
+        fill_quality([plan(seeds=2)], Folder(tmp_path), world.tools(), train)
+        return [line.rpartition("; ")[2] for line in world.said]
+
+    said = progress()
+    assert world.said[0].startswith(f"softmax recall rate {LOW:g} seed 0: 0.099, 1 s; 1 of 15")
+    # three rows of three rates and two seeds, each like the first; what broke says nothing of the time
+    assert said[:3] == [
+        "1 of 15 cells done, about 2.3 h left",
+        "2 of 15 cells done, about 78 min left",
+        "3 of 15 cells done, about 72 min left",
+    ]
+    assert said[8:] == [
+        "9 of 13 cells done, about 24 min left",
+        "10 of 13 cells done, about 14 min left",
+        "11 of 13 cells done, about 12 min left",
+        "12 of 13 cells done, about 2 min left",
+        "13 of 13 cells done",
+    ]
+    (tmp_path / "cells" / f"{plan().question('linear', MIDDLE, 2).key}.json").unlink()
+    assert progress() == ["13 of 13 cells done"]
+
+
+def test_a_wider_grid_has_more_cells(tmp_path):
+    school, world = School({"softmax": {MIDDLE: 0.95}, "linear": {HIGH: 0.3}}), World({})
+    fill_quality([plan("linear", seeds=1)], Folder(tmp_path), world.tools(), school)
+    said = [line.rpartition("; ")[2].partition(",")[0] for line in world.said]
+    assert said[5:7] == ["6 of 8 cells done", "7 of 10 cells done"]
+    assert said[-1] == "10 of 10 cells done"
+
+
+def test_the_time_that_is_left_is_that_of_all_tables_and_jobs(tmp_path):
+    """Cells in progress count by half where half of their time is over; a table without times leaves it open."""
+    tables = [plan("linear", rates=(0.1,), length=length) for length in (16, 32)]
+    world, school = World({}), School({"softmax": {0.1: 0.9}, "linear": {0.1: 0.5}})
+    fillings = [Filling(one, Folder(tmp_path), world.tools()) for one in tables]
+    Folder(tmp_path).cells.mkdir()
+    for filling in fillings:
+        filling.begin()
+    first, second = fillings
+    lesson = first.lesson(("linear", 0.1, 1))
+    world.now += 600
+    first.end(("linear", 0.1, 1), school(lesson))
+    assert describe_progress(fillings, 1) == "1 of 12 cells done"
+    lesson = second.lesson(("softmax", 0.1, 1))
+    world.now += 1200
+    second.end(("softmax", 0.1, 1), school(lesson))
+    assert describe_progress(fillings, 1) == "2 of 12 cells done, about 2.5 h left"
+    assert describe_progress(fillings, 3) == "2 of 12 cells done, about 50 min left"
+    first.lesson(("linear", 0.1, 2))
+    world.now += 300
+    assert describe_progress(fillings, 1) == "2 of 12 cells done, about 2.4 h left"
+
+
+def test_a_budget_of_minutes_needs_a_machine_without_other_work(tmp_path):
+    school, world = School({"softmax": {0.1: 0.9}, "linear": {0.1: 0.5}}), World({})
+    asked = plan("linear", rates=(0.1,), seeds=1, axis="minutes", amount=1.0)
+
+    def fill(one: QualityPlan, load: float, **more) -> int:
+        before = len(school.asked)
+        fill_quality([one], Folder(tmp_path), world.tools(load=lambda: load, **more), school)
+        return len(school.asked) - before
+
+    with pytest.raises(ValueError, match=rf"is 0\.6 per core.* at most 0\.5.*--out {tmp_path}; .* --force"):
+        fill(asked, 0.6)
+    # other budgets do not depend on it
+    assert fill(plan("linear", rates=(0.1,), seeds=1), 0.6) == 2
+    assert fill(asked, 0.6, force=True) == 2
+    # nothing is left to train
+    assert fill(asked, 0.6) == 0
+    more = dataclasses.replace(asked, seeds=2)
+    assert fill(more, 0.5) == 2
+    # a system that does not say
+    assert fill(dataclasses.replace(asked, seeds=3), math.nan) == 2
 
 
 def test_scores_come_before_costs(tmp_path, monkeypatch, capsys):

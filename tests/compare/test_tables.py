@@ -1,5 +1,7 @@
 """Tables with a name: counted complexity, published numbers, commands for what is not run; page and pictures."""
 
+import csv
+import io
 import json
 import re
 from dataclasses import replace
@@ -22,7 +24,7 @@ from regard.compare.plot import Point, frontier, save_plot
 from regard.compare.quality import ENSEMBLE, QualityPlan
 from regard.compare.report import table_lines, text_report
 from regard.compare.results import Results, write_plans
-from regard.compare.store import Folder
+from regard.compare.store import Cell, Folder
 from regard.data.tasks import given
 
 SIZES = {"lengths": (64,), "width": 16, "heads": 2, "threads": 1, "minutes": 600}
@@ -45,6 +47,9 @@ def filled(path, seconds: dict[str, float]) -> Results:
         ("linear", "causal", [1, 1]),
         ("local(window=8)", "causal", [4, 8]),
         ("strided(stride=8)", "causal", [None, None]),
+        ("convolution(kernel=3)", "causal", [16, 32]),
+        # why the table has no row for it: its note says so
+        ("convolution(kernel=3, dilation=2)", "causal", [None, None]),
         ("fnet", "self", [1, 1]),
     ],
 )
@@ -100,6 +105,13 @@ def test_every_table_is_a_plan_or_names_its_commands(name, size):
     for published in table.published:
         assert published.tag in ("checked", "recalled")
         assert all(len(row.values) == len(published.columns) for row in published.rows)
+
+
+def test_the_complexity_table_says_why_it_has_no_dilated_convolution(tmp_path):
+    table = tables.build("complexity")
+    assert not [spec for spec, _ in table.complexity if "dilation" in spec]
+    said = " ".join(text_report(Results(None, Folder(tmp_path), (), table), 80).split())
+    assert "Dilated convolutions have no row: log_k n layers" in said
 
 
 def test_sizes_ask_for_more():
@@ -464,6 +476,40 @@ def test_files(tmp_path, capsys):
     write_plans(empty, None, ())
     with pytest.raises(ValueError, match="nothing to draw"):
         save_plot(Results.load(empty.path), picture)
+
+
+def test_csv_and_json_have_what_is_counted_by_length(tmp_path, capsys):
+    """In the row of costs of that length, where there is one."""
+    asked, folder = tables.build("complexity"), Folder(tmp_path / "out")
+    folder.cells.mkdir(parents=True)
+    for number, (spec, role) in enumerate(asked.complexity):
+        answer = {"spec": spec, "role": role, "work_length": 1.0, "work_width": 2.0}
+        answer |= {"depth": [number + 1, number + 2, number + 3], "path": [number, 64, None]}
+        folder.put(Cell(complexity.question(spec, role), answer=answer))
+    write_plans(folder, asked.costs, (), ("complexity", "smoke"))
+    assert main(["compare", "--report", str(folder.path), "--csv", str(tmp_path / "t.csv"), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    written = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
+    for rows in (lines, [{name: value for name, value in row.items() if value} for row in written]):
+        linear = {int(row["length"]): row for row in rows if row["spec"] == "linear"}
+        # one row per length: 512 and 1,024 are those of costs
+        assert len(linear) == 6 == sum(row["spec"] == "linear" for row in rows)
+        found = {at: tuple(str(row.get(name)) for name in ("depth", "hops")) for at, row in linear.items()}
+        assert found == {
+            32: ("None", "2"),
+            64: ("None", "64"),
+            128: ("3", "never"),
+            256: ("4", "None"),
+            512: ("5", "None"),
+            1024: ("None", "None"),
+        }
+
+
+def test_csv_has_chance(tmp_path):
+    plan = QualityPlan("mqar(pairs=4, vocabulary=64)", ("linear",), length=32)
+    rows = list(csv.DictReader(io.StringIO(Results(None, Folder(tmp_path), [plan]).to_csv())))
+    assert [float(row["chance"]) for row in rows] == [plan.find_task().chance] * 2
+    assert 0 < plan.find_task().chance < 0.1
 
 
 # two folders, and older results
