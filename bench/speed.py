@@ -7,8 +7,9 @@
 A row trains on a few batches of the first epoch again and again: on a GPU each shape runs, is captured as a CUDA graph,
 and is replayed, as in a long run. Data is read once for all rows. Nothing is evaluated and nothing is saved.
 With --split each row also has milliseconds per step, means of the last two rounds: of the whole step; of the host, to
-draw projections anew; of the GPU, for the graph; for the graph of the slowest batch; and of the host, from the arrival
-of a gradient's norm to the launch of the next graph, in which the GPU has little to do.
+wait for projections that a thread draws anew and to copy them; of the GPU, for the graph; for the graph of the slowest
+batch; and of the host, from the arrival of a gradient's norm to the launch of the next graph, in which the GPU has
+little to do.
 """
 
 import argparse
@@ -80,9 +81,9 @@ class Split:
         """Measures the steps of a block of code."""
         redraw, replay, clip = RedrawnLayers.redraw, graphs.CudaGraphs.__call__, loop.Loop._clip_gradients
 
-        def timed_redraw(self_: RedrawnLayers, *, seed: int, step: int) -> None:
+        def timed_redraw(self_: RedrawnLayers, step: int, steps: int | None = None) -> None:
             began = _clock()
-            redraw(self_, seed=seed, step=step)
+            redraw(self_, step, steps)
             self.draws.append(_clock() - began)
 
         def timed_clip(self_: loop.Loop, norm: float) -> None:

@@ -4,9 +4,9 @@ The data is a function of the seed and the update; the sets that are scored are 
 the learning rate by and one for the score that is reported. A cell that was killed continues from what it saved last,
 and ends in the same bits.
 
-On a GPU a whole update, from the forward pass to the optimizer, is replayed as a CUDA graph, and a thread draws the
-examples: such small models would otherwise wait for the host. The thread never calls the GPU: what it did there during
-a capture could end it.
+On a GPU a whole update, from the forward pass to the optimizer, is replayed as a CUDA graph, a thread draws the
+examples, and another the random buffers of layers: such small models would otherwise wait for the host. The threads
+never call the GPU: what they did there during a capture could end it.
 """
 
 import copy
@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.compare.ahead import Ahead
 from regard.compare.budget import Budget, solve
+from regard.core.ahead import Ahead
 from regard.core.draws import RedrawnLayers, seed_generators
 from regard.core.model import Model
 from regard.core.tally import Tally
@@ -41,7 +41,7 @@ WARM_UP = 12  # updates are this many times the warm-up
 SEEDS = {"valid": 1_000_000, "test": 2_000_000}  # of the sets that are scored
 ROWS = 128  # of them that are scored at a time
 SAVED_EVERY = 15.0  # seconds between two saves of a cell
-AHEAD = 2  # batches that are drawn early for a GPU
+AHEAD = 2  # updates for which is drawn early on a GPU
 CHECKED_EVERY = 64  # updates on a GPU between two looks at whether they were finite, for which it is waited
 TIMED = 12  # updates of a copy, to learn what one takes
 
@@ -162,10 +162,11 @@ class _Trainer:
     def __init__(self, lesson: Lesson, task: Task, length: int, model: Model):
         self.lesson, self.task, self.length, self.model = lesson, task, length, model
         self.device = torch.device(lesson.device)
-        self.redrawn = RedrawnLayers(model)
         self.scored: dict[tuple[str, int], Examples] = {}  # drawn once, as pictures take their time
         on_gpu = self.device.type == "cuda"
-        self.examples = Ahead(self.draw_step, AHEAD if on_gpu else 0)
+        ahead = AHEAD if on_gpu else 0
+        self.examples = Ahead(self.draw_step, ahead)
+        self.redrawn = RedrawnLayers(model, seed=lesson.seed, ahead=ahead)
         # one kernel for all weights, which reads the learning rate where a CUDA graph finds it
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01, fused=True if on_gpu else None
@@ -183,6 +184,7 @@ class _Trainer:
 
     def __exit__(self, *error: Any) -> None:
         self.stream.__exit__(*error)
+        self.redrawn.close()
         self.examples.close()
 
     def train(self, progress: Progress, clock: Callable[[], float], began: float) -> None:
@@ -286,7 +288,7 @@ class _Trainer:
         if not self.model.training:
             self.model.train()
         seed_generators(self.seed(step), self.device)
-        self.redrawn.redraw(seed=self.lesson.seed, step=step)
+        self.redrawn.redraw(step, updates)
         found, rate = self.examples.get(step, updates), (self.learning_rate(step, updates),)
         if self.graphs is None:
             results = self.learn_from(found.to(self.device), rate)

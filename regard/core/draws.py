@@ -4,37 +4,63 @@ import hashlib
 from typing import Protocol, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from regard.core.ahead import Ahead
 
 
 class Redrawn(Protocol):
-    """A layer with random buffers. Every layer of attention says how often they are drawn; those that draw have
-    `redraw`."""
+    """A layer with a random buffer. Every layer of attention says how often it is drawn anew; those that draw have the
+    methods."""
 
     redraw_every: int  # training steps from one draw to the next; 0: one draw for good
 
-    def redraw(self, draw: torch.Generator | None = None) -> None:
-        """Fills the buffers of the layer with new draws."""
+    def draw_values(self, draw: torch.Generator | None = None) -> Tensor:
+        """What the buffer gets, on the host. A thread may call it: it must not call a GPU."""
+        ...
+
+    def write_values(self, drawn: Tensor) -> None:
+        """Fills the buffer with what was drawn."""
 
 
 def redraw(model: nn.Module, *, seed: int, step: int) -> None:
     """Draws anew what the layers of a model draw at this training step. Call it before each step of a training loop of
     your own; `regard train` does. What is drawn depends on the seed, the step and the place of the layer alone."""
-    RedrawnLayers(model).redraw(seed=seed, step=step)
+    RedrawnLayers(model, seed=seed).redraw(step)
 
 
 class RedrawnLayers:
     """The layers of a model that draw anew while it trains. They are found once: a walk over all modules at each step
-    would keep a GPU waiting."""
+    would keep a GPU waiting. So would drawing: a thread draws for the next `ahead` steps, until `close`."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, *, seed: int, ahead: int = 0):
         self.layers = [(place, layer) for place, (_, layer) in enumerate(_layers(model)) if layer.redraw_every]
+        self.seed = seed
+        self.draws = Ahead(self._draw, ahead, one_core=True)
 
-    def redraw(self, *, seed: int, step: int) -> None:
-        """Draws anew what the layers draw at this training step."""
-        for place, layer in self.layers:
-            if step % layer.redraw_every == 0:
-                layer.redraw(_generator(seed, step, place))
+    def redraw(self, step: int, steps: int | None = None) -> None:
+        """Draws anew what the layers draw at this training step, of `steps` in all if that is known. The buffers are
+        written here, by the calling thread."""
+        upcoming = range(step, step + 1 + self.draws.ahead)
+        if not any(at % layer.redraw_every == 0 for _, layer in self.layers for at in upcoming):
+            return
+        for layer, drawn in self.draws.get(step, step + 1):
+            layer.write_values(drawn)
+        # not earlier: the thread would compete with the copies for the interpreter
+        end = upcoming.stop if steps is None else min(upcoming.stop, steps)
+        self.draws.begin(range(step + 1, end), end)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self.draws.close()
+
+    def _draw(self, step: int, steps: int) -> list[tuple[Redrawn, Tensor]]:
+        """The layers that draw at this step, and what they draw, on the host."""
+        return [
+            (layer, layer.draw_values(_generator(self.seed, step, place)))
+            for place, layer in self.layers
+            if step % layer.redraw_every == 0
+        ]
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -101,10 +101,11 @@ class Loop:
         self.optimizer = build_optimizer(task.model, config, captured=uses_graphs)
         # found once: a walk over all modules at each step would keep a GPU waiting
         self.parameters = list(task.model.parameters())
-        self.redrawn = RedrawnLayers(task.model)
+        ahead = 1 if self.device.type in AHEAD else 0
+        self.redrawn = RedrawnLayers(task.model, seed=config.seed, ahead=ahead)
         self.ema = None if config.ema is None else Ema(task.model, config.ema)
         self.ahead: tuple[tuple[int, int], Any] | None = None  # a place in the data, and its batch
-        self.drawn = -1  # the step whose projections were drawn ahead of it
+        self.drawn = -1  # the step whose projections were put into the model ahead of it
         self.sums = LogSums.zero(self.device, time.monotonic())
         self.signals = Signals()
         self.cuda_graphs: CudaGraphs | None = None
@@ -122,7 +123,8 @@ class Loop:
         self.task.model.train()
         stream = nullcontext() if self.cuda_graphs is None else torch.cuda.stream(self.cuda_graphs.stream)
         try:
-            with self.signals.remembered(), stream, _deterministic(self.config.deterministic):
+            deterministic = _deterministic(self.config.deterministic)
+            with self.signals.remembered(), stream, deterministic, closing(self.redrawn):
                 while True:
                     self._evaluate_and_save()
                     self._check_signals()
@@ -171,7 +173,7 @@ class Loop:
             self.task.model.train()
         seed_generators(step_seed(self.config.seed, self.state.step, self.world.rank), self.device)
         if self.drawn != self.state.step:
-            self.redrawn.redraw(seed=self.config.seed, step=self.state.step)
+            self.redrawn.redraw(self.state.step, self.config.steps)
 
     def _next_batch(self) -> Any:
         state = self.state
@@ -184,14 +186,15 @@ class Loop:
         return batch
 
     def _read_ahead(self) -> None:
-        """Makes the next batch, and draws projections anew, while the GPU is at work on the present one."""
+        """Makes the next batch, and hands the GPU the projections that a thread has drawn for it, while the GPU is at
+        work on the present one."""
         place, step = (self.state.epoch, self.state.batch), self.state.step + 1
         if self.device.type not in AHEAD or step == self.config.steps:
             return
         self.ahead = (place, self.task.batches.get(*place))
         # an evaluation and a checkpoint are of what the present step has drawn
         if not self._has_own_checkpoint(step):
-            self.redrawn.redraw(seed=self.config.seed, step=step)
+            self.redrawn.redraw(step, self.config.steps)
             self.drawn = step
 
     def _accumulate_gradients(self, batches: list[Any], tokens: int) -> tuple[Tensor, list[dict[str, Tensor]]]:

@@ -9,12 +9,13 @@ import torch
 
 from regard.compare import filling, jobs
 from regard.compare import learn as learning
-from regard.compare.ahead import Ahead
 from regard.compare.budget import Budget
 from regard.compare.learn import Broke, Lesson, learn
 from regard.compare.quality import QualityPlan
 from regard.compare.run import Interrupted, Tools
 from regard.compare.store import Folder
+from regard.core.ahead import Ahead
+from regard.core.draws import RedrawnLayers
 from regard.data.tasks import Examples
 from regard.models import build
 from regard.training.graphs import CudaGraphs
@@ -139,6 +140,18 @@ def test_what_is_made_early_is_the_same():
     assert made == [3]
 
 
+def test_what_was_made_for_steps_that_are_skipped_is_dropped():
+    early = Ahead(lambda step, steps: step, 2)
+    assert [early.get(step, 20) for step in (0, 9, 3)] == [0, 9, 3]
+    assert set(early.made) == {4, 5}
+    early.close()
+    assert not early.made
+    # closing it ends the thread, and another step begins one
+    assert early.get(4, 20) == 4
+    early.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+
+
 def test_an_error_in_the_thread_is_that_of_the_step():
     def fail(step: int, steps: int) -> int:
         raise ValueError(f"step {step}")
@@ -162,15 +175,20 @@ def test_examples_that_are_drawn_early_are_those_of_the_step(pretrain):
 
 @pytest.mark.parametrize(("spec", "pretrain"), [("performer(features=8)", "none"), ("linear", "self")])
 def test_updates_are_captured_while_a_thread_draws(gpu, spec, pretrain):
-    """The thread never calls the GPU, each replay has the examples and the rate of its update, and the weights are
-    those of a loop."""
+    """The threads never call the GPU, each replay has the examples, the random features and the rate of its update, and
+    the weights are those of a loop."""
     plain, replayed = trainer(spec, pretrain=pretrain), trainer(spec, pretrain=pretrain)
     replayed.examples = Ahead(replayed.draw_step, 2)
+    replayed.redrawn = RedrawnLayers(replayed.model, seed=replayed.lesson.seed, ahead=2)
     replayed.graphs = CudaGraphs(gpu.launch(replayed.learn_from), torch.device("cpu"), learning._give_up)
-    for step in range(6):
-        plain.update(step, 6)
-        replayed.update(step, 6)
-    replayed.examples.close()
+    with replayed:
+        for step in range(6):
+            plain.update(step, 6)
+            replayed.update(step, 6)
+            torch.testing.assert_close(list(replayed.model.buffers()), list(plain.model.buffers()), rtol=0, atol=0)
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+        assert len(threads) == 1 + spec.startswith("performer")
+    assert not any(thread.is_alive() for thread in threads)
     assert len(replayed.graphs.graphs) == 1
     # what other threads do does not end a capture
     assert gpu.modes == ["thread_local"]

@@ -16,12 +16,12 @@ from regard.kernels.parts import Blocks, Part, Runs, union
 from regard.kernels.runs import Bound, Far, Lists, Pass, Where
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
-from regard.layers.attention.draws import put_draw
+from regard.layers.attention.draws import RandomBuffer
 
 Bits = TypeVar("Bits", int, Tensor)
 
 
-class BigBird(Cached):
+class BigBird(RandomBuffer, Cached):
     """Zaheer et al. 2020, the ITC pattern: a row of N tokens is cut into blocks of b, the last one perhaps not full.
 
     Of the g global blocks half stand at the start of the row, half at its end; they see all tokens and are seen by all.
@@ -32,6 +32,7 @@ class BigBird(Cached):
     Time N b (g + w + r), memory N.
     """
 
+    random_buffer = "seeds"
     facts = Facts(
         name="bigbird",
         paper="Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences",
@@ -77,9 +78,9 @@ class BigBird(Cached):
         self.front, self.back = globals - globals // 2, globals // 2
         self.register_buffer("seeds", torch.randint(2**31, (shape.heads,)))
 
-    def redraw(self, draw: torch.Generator | None = None) -> None:
-        """Other random blocks from now on."""
-        put_draw(self.seeds, torch.randint(2**31, self.seeds.shape, generator=draw))
+    def draw_values(self, draw: torch.Generator | None = None) -> Tensor:
+        """Seeds of other random blocks."""
+        return torch.randint(2**31, self.seeds.shape, generator=draw)
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (B, H, T, D), G, b, g = q.shape, k.shape[1], self.block, self.front + self.back

@@ -17,10 +17,10 @@ from regard.kernels.tiles import tiles
 from regard.kernels.votes import group_codes
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
-from regard.layers.attention.draws import check_redraw, put_draw
+from regard.layers.attention.draws import RandomBuffer, check_redraw
 
 
-class Clustered(Cached):
+class Clustered(RandomBuffer, Cached):
     """Vyas et al. 2020: the queries of a row form C clusters, and the mean q_c of a cluster attends for its members:
     A^c = softmax(q_c K^T / sqrt(D)), o_i = A^c V. Improved (`topk` above 0): of the keys T with the k largest A^c each
     member makes a softmax of its own, which shares the weight that A^c gives to T:
@@ -35,6 +35,7 @@ class Clustered(Cached):
     Time N (C + k) D and N C bits an iteration, memory N C.
     """
 
+    random_buffer = "planes"
     facts = Facts(
         name="clustered",
         paper="Vyas et al. 2020, Fast Transformers with Clustered Attention",
@@ -84,9 +85,9 @@ class Clustered(Cached):
         # the last number of a plane is how far it lies from zero
         self.register_buffer("planes", torch.randn(shape.heads, bits, shape.head_width + 1))
 
-    def redraw(self, draw: torch.Generator | None = None) -> None:
-        """Other planes from now on."""
-        put_draw(self.planes, torch.randn(self.planes.shape, generator=draw))
+    def draw_values(self, draw: torch.Generator | None = None) -> Tensor:
+        """Other planes."""
+        return torch.randn(self.planes.shape, generator=draw)
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         real = None if mask.full else mask.real()[:, None, :, None]

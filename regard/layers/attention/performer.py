@@ -19,7 +19,7 @@ from regard.kernels.random_features import (
 )
 from regard.kernels.scan import State, absorb, attend_past, attend_sums
 from regard.layers.attention.base import Facts
-from regard.layers.attention.draws import check_redraw, normal_rows, put_draw
+from regard.layers.attention.draws import RandomBuffer, check_redraw, normal_rows
 from regard.layers.attention.scanned import Scanned
 
 RELU_FLOOR = 1e-3  # added to each ReLU feature, as in the authors' code
@@ -27,7 +27,7 @@ RELU_FLOOR = 1e-3  # added to each ReLU feature, as in the authors' code
 Sums = tuple[Tensor, Tensor, Tensor]  # of phi(k) v^T [B, H, R, D], of phi(k) [B, H, R], and the running maximum [B, H]
 
 
-class Performer(Scanned):
+class Performer(RandomBuffer, Scanned):
     """Choromanski et al. 2020 (FAVOR+): phi(x)_r = exp(w_r . x' - |x'|^2 / 2) with x' = x / D^(1/4) and w_r normal, so
     that E[phi(q) . phi(k)] = exp(q . k / sqrt(D)) with no feature below zero; the rows of W are orthogonal in blocks of
     D, each with the length of a normal vector. Kernel "relu" is their generalised attention, phi(x) =
@@ -39,6 +39,7 @@ class Performer(Scanned):
     through epsilon). W is one draw per layer, kept in a buffer; training draws it anew every `redraw` steps, and what
     was drawn last is evaluated (their code draws at every call). Time N R D per head, memory N R, state R D."""
 
+    random_buffer = "draws"
     facts = Facts(
         name="performer",
         paper="Choromanski et al. 2020, Rethinking Attention with Performers",
@@ -93,9 +94,9 @@ class Performer(Scanned):
             self.register_buffer("draws", torch.empty(features, shape.head_width))
             self.redraw()
 
-    def redraw(self, draw: torch.Generator | None = None) -> None:
-        """New random directions."""
-        put_draw(self.draws, normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
+    def draw_values(self, draw: torch.Generator | None = None) -> Tensor:
+        """Random directions."""
+        return normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal)
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> State:
         if self.kernel == "relu":

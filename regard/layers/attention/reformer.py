@@ -15,10 +15,10 @@ from regard.kernels.compiling import count_blocks
 from regard.kernels.take import take_per_head
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
-from regard.layers.attention.draws import check_redraw, put_draw
+from regard.layers.attention.draws import RandomBuffer, check_redraw
 
 
-class Reformer(Cached):
+class Reformer(RandomBuffer, Cached):
     """Kitaev et al. 2020: queries and keys are one projection, here k, and a round of hashing gives each token a bucket
     h(k_i) = argmax([k_i R; -k_i R]) with a random R [D, b / 2]. The tokens of a row are sorted by (bucket, position)
     and cut into chunks of m; a token attends to its chunk and the one before, which for the first chunk is the last one
@@ -37,6 +37,7 @@ class Reformer(Cached):
     Time N (m + b) per round, and the sorting; memory N m per round.
     """
 
+    random_buffer = "directions"
     facts = Facts(
         name="reformer",
         paper="Kitaev et al. 2020, Reformer: The Efficient Transformer",
@@ -93,9 +94,9 @@ class Reformer(Cached):
         size = (shape.heads, rounds, shape.head_width, sum(self.buckets) // 2)
         self.register_buffer("directions", torch.randn(size))
 
-    def redraw(self, draw: torch.Generator | None = None) -> None:
-        """Other hashes from now on."""
-        put_draw(self.directions, torch.randn(self.directions.shape, generator=draw))
+    def draw_values(self, draw: torch.Generator | None = None) -> Tensor:
+        """Directions of other hashes."""
+        return torch.randn(self.directions.shape, generator=draw)
 
     def attend(self, mask: Mask, k: Tensor, v: Tensor) -> Tensor:
         T, S, m, device = mask.T, mask.S, self.chunk, k.device

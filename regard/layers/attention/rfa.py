@@ -13,11 +13,11 @@ from regard.core.shape import Order, Shape
 from regard.kernels.random_features import trigonometric_features
 from regard.kernels.scan import State, absorb, attend_past, attend_sums
 from regard.layers.attention.base import Facts
-from regard.layers.attention.draws import check_redraw, normal_rows, put_draw
+from regard.layers.attention.draws import RandomBuffer, check_redraw, normal_rows
 from regard.layers.attention.scanned import Scanned
 
 
-class RandomFeatures(Scanned):
+class RandomFeatures(RandomBuffer, Scanned):
     """Peng et al. 2021: phi(x) = R^(-1/2) [sin(w_r . x'), cos(w_r . x')] with x' = x / |x| and w_r = sigma * w~_r,
     w~_r normal, so that phi(q) . phi(k) is on average the Gaussian kernel exp(-|q' - k'|^2 / 2) at sigma = 1, which is
     exp(q' . k') times a constant. sigma [H, D] is learned and starts at 1 / temperature; w~ lives in a buffer and is
@@ -29,6 +29,7 @@ class RandomFeatures(Scanned):
     a pool of 500 matrices, whose first H it evaluates with; and its orthogonal features have orthogonal columns [R, D]
     where R is not D.) Time N R D per head, memory N R, state R D."""
 
+    random_buffer = "draws"
     facts = Facts(
         name="rfa",
         paper="Peng et al. 2021, Random Feature Attention",
@@ -75,9 +76,9 @@ class RandomFeatures(Scanned):
         self.register_buffer("draws", torch.empty(shape.heads, features, shape.head_width))
         self.redraw()
 
-    def redraw(self, draw: torch.Generator | None = None) -> None:
-        """New random directions."""
-        put_draw(self.draws, normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
+    def draw_values(self, draw: torch.Generator | None = None) -> Tensor:
+        """Random directions."""
+        return normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal)
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> State:
         return absorb(self._features(k), v, real=real)
