@@ -52,9 +52,9 @@ types: $(TEST_STAMP)
 test-all: $(TEST_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --exhaustive
 
-# On a machine with a GPU: what `make test` leaves out.
+# On a machine with a GPU: what `make test` leaves out. What fails is named at once, and in the file with its traceback.
 test-gpu: $(TEST_STAMP)
-	REGARD_GPU=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m gpu
+	REGARD_GPU=1 REGARD_FAILURES=$(VENV)/failures.txt OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m gpu
 
 # Into site/. A warning is a failure, and so is anything that a page would load from elsewhere.
 docs: $(DOCS_STAMP)

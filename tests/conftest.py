@@ -7,6 +7,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Kernels in Triton are interpreted here.
 os.environ.update({} if os.environ.get("REGARD_GPU") == "1" else {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"})
 
+import failures
 import pytest
 import torch
 from interpreted import quick_interpreter  # noqa: F401  (a fixture)
@@ -28,6 +29,7 @@ torch.set_num_threads(1)
 
 
 def pytest_configure(config):
+    failures.pytest_configure(config)
     if os.environ.get("REGARD_GPU") == "1":
         # what PyTorch has to say of a machine with a GPU is shown, and fails no test
         config.addinivalue_line("filterwarnings", "default")
