@@ -127,6 +127,20 @@ def products_of_bfloat16(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
+@pytest.fixture(autouse=not ON_GPU)
+def true_hints(monkeypatch) -> None:
+    """A GPU loads several numbers at once where a kernel says that a place is a multiple of their count. The
+    interpreter ignores that: here it is checked."""
+    plain = interpreter.TensorHandle.set_attr
+
+    def set_attr(self, name, values):
+        if name == "tt.divisibility":
+            assert (self.data % np.asarray(values) == 0).all(), f"{self.data} is no multiple of {values}"
+        plain(self, name, values)
+
+    monkeypatch.setattr(interpreter.TensorHandle, "set_attr", set_attr)
+
+
 def drawn(*sizes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     """[B, H, n, D] as heads split from projections are laid out."""
     return [torch.randn(B, n, H, D).transpose(1, 2).to(DEVICE, dtype).requires_grad_() for B, H, n, D in sizes]
@@ -254,6 +268,12 @@ def test_flat_grid(monkeypatch, poisoned):
     monkeypatch.setattr(parts_triton, "_grid", flat)
     compare(PATTERNS["strided"], 20, B=2)
     assert set(launched) == {1}
+
+
+def test_as_many_heads_as_classes(poisoned):
+    """With another number a mistaken division would still give each program a head and a class of its own."""
+    pattern = Pattern([Pass(high=Bound(plus=1), fold=3)], lambda i, j: ((i - j) % 3 == 0) & (j <= i))
+    compare(pattern, 10, H=3, G=3)
 
 
 def test_a_dilated_window_with_a_bias_is_left_to_pytorch():
