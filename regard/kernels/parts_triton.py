@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.kernels.parts_triton_backward import keys_kernel, queries_kernel
 from regard.kernels.parts_triton_forward import forward_kernel, merge_kernel
-from regard.kernels.runs import LOG2E, Pass, empty_like_heads, unflatten
+from regard.kernels.runs import LOG2E, Common, Pass, empty_like_heads, unflatten
 
 PROGRAMS = 2112  # that a grid should have: a few for each multiprocessor
 MANY = 512  # far keys from which on they are most of the work
@@ -71,7 +71,7 @@ class Inputs(NamedTuple):
     far_v: Tensor | None
     related: Tensor | None
     scale: float
-    common: Sequence[int]
+    common: Common
     tensors: Sequence[Tensor | None]
 
 
@@ -96,8 +96,8 @@ def forward(
         _outputs(part, inputs, out, lse, inner if n else None, len(passes) == 1)
     if head is not None:
         o[:, :, : head.shape[2]] = head
-    if common[9]:
-        few = common[3]
+    if common.unbounded:
+        few = common.skip
         _outputs(Pass(), _unbounded(inputs), o[:, :, :few], lse[:, :, :few], None, True)
     return o, lse
 
@@ -105,7 +105,7 @@ def forward(
 def _unbounded(inputs: Inputs) -> Inputs:
     """Those of the first queries, which see all keys."""
     q0, k0, _, count, origin, *_ = inputs.common
-    common = (q0, k0, 0, 0, origin, 0, 0, 0, 0, 0)
+    common = Common(q0, k0, origin=origin)
     return inputs._replace(q=inputs.q[:, :, :count], far_k=None, far_v=None, common=common)
 
 
@@ -166,10 +166,10 @@ def backward(
         outs = grads if wide is None or n == len(passes) - 1 else wide
         before = (None, None, None) if wide is None or n == 0 else wide
         _of_queries(part, inputs, grad, o, lse, delta, outs[0], before[0], n == 0, of_related)
-        with_unbounded = bool(common[9]) and n == len(passes) - 1
+        with_unbounded = bool(common.unbounded) and n == len(passes) - 1
         if with_unbounded:
             few_grad, few_o, few_lse, few_delta, few_out = (
-                x[:, :, : common[3]] for x in (grad, o, lse, delta, outs[0])
+                x[:, :, : common.skip] for x in (grad, o, lse, delta, outs[0])
             )
             few = _unbounded(inputs)
             _of_queries(Pass(), few, few_grad, few_o, few_lse, few_delta, few_out, None, True, of_related)
@@ -365,9 +365,9 @@ def _grid(tiles: int, heads: int, batch: int, splits: int = 1) -> tuple[tuple[in
     return (tiles, heads, batch), False
 
 
-def _in_eights(q: Tensor, part: Pass, common: Sequence[int]) -> bool:
+def _in_eights(q: Tensor, part: Pass, common: Common) -> bool:
     """Whether a kernel of keys may begin at multiples of eight queries, so that their lse are loaded two at a time."""
-    return part.fold == 1 and q.shape[2] % 8 == 0 and common[3] % 8 == 0
+    return part.fold == 1 and q.shape[2] % 8 == 0 and common.skip % 8 == 0
 
 
 def _launch(sizes: Tile) -> dict[str, int]:
@@ -394,7 +394,7 @@ def _arguments(inputs: Inputs, part: Pass) -> tuple[Tensor | int | None, ...]:
 
 
 def _constants(
-    q: Tensor, k: Tensor, v: Tensor, far_k: Tensor | None, part: Pass, sizes: Tile, common: Sequence[int]
+    q: Tensor, k: Tensor, v: Tensor, far_k: Tensor | None, part: Pass, sizes: Tile, common: Common
 ) -> dict[str, int | bool]:
     far = part.far
     D, E = q.shape[3], v.shape[3]
@@ -425,11 +425,11 @@ def _constants(
         "MASKED": part.hole or sizes.masked,
         "BLOCK": part.block,
         "LISTED": part.listed,
-        "DISTANCE": common[5],
-        "GLOBALS": common[6],
-        "SEGMENT": common[7],
-        "OF_GLOBALS": bool(common[8]),
+        "DISTANCE": common.distance,
+        "GLOBALS": common.globals,
+        "SEGMENT": common.segment,
+        "OF_GLOBALS": bool(common.of_globals),
         # of a table of distances, where rows do not differ
-        "ALIGNED": not (common[0] % 8 or common[1] % 8 or (far is not None and far.apart % 8)),
-        "RELATIONS": triton.next_power_of_2(2 * common[5] + 3) if common[5] > 0 else 1,
+        "ALIGNED": not (common.q0 % 8 or common.k0 % 8 or (far is not None and far.apart % 8)),
+        "RELATIONS": triton.next_power_of_2(2 * common.distance + 3) if common.distance > 0 else 1,
     }

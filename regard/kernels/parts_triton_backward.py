@@ -1,4 +1,20 @@
-"""The backward kernels of parts_triton.py: one over tiles of queries, one over tiles of keys."""
+"""The backward kernels of parts_triton.py: one over tiles of queries, one over tiles of keys.
+
+Both compute the attention weights of a tile anew, from the logits and the logsumexp `lse` that the forward pass left
+(`top` where it is loaded). With `delta`, the rows' o . do, the gradient of the scaled logits is
+weights * (do . v - delta), called `slope` here.
+
+The tuples that functions take are those of parts_triton_tiles.py, and in the kernel of keys:
+
+    tile      the keys and values of a program, the positions of the keys, and that of the first one
+    sums      dk and dv of the tile so far
+    rows      of all queries: the pair of q and do, lse, deltas, where a head begins in those two, t0, q0, queries and
+              skip of `places`, bias, see, whose
+    see       the bounds of queries, the first near key and the end, since and until, and where a batch row begins there
+    whose     batch row, head, T, and slab and columns of a table of distances
+    KIND      RELATIONS, FAR_APART, OF_FAR, HOLE, UNBOUNDED, EIGHTS
+    far       sums that keys have had as far keys, where theirs stand there, which keys are far, whether any can be
+"""
 
 # Triton's compiler reads these bodies, in which types are not those of Python.
 # pyright: reportAssignmentType=false, reportOperatorIssue=false

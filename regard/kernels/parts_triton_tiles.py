@@ -95,6 +95,7 @@ def own_tile(tiles, H, FOLD: tl.constexpr, FLAT: tl.constexpr):
 
 @jit
 def own_split(FLAT: tl.constexpr):
+    """Which share of the keys a program has, or of the queries for far keys. Only a flat grid has shares."""
     return tl.program_id(1).to(tl.int64) if FLAT else tl.zeros([], tl.int64)
 
 

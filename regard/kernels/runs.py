@@ -117,6 +117,21 @@ class Bias(NamedTuple):
     origin: int = 0
 
 
+class Common(NamedTuple):
+    """The numbers that all passes of a call share, of `Where`, `Bias` and `Relations`."""
+
+    q0: int = 0  # 0 as well where rows differ
+    k0: int = 0
+    first: int = 0
+    skip: int = 0  # queries that are computed elsewhere, or see all keys
+    origin: int = 0
+    distance: int = 0  # 0: no relations, -1: a table of all distances
+    globals: int = 0
+    segment: int = 0
+    of_globals: int = 0
+    unbounded: int = 0  # whether the skipped queries see all keys
+
+
 class Relations(NamedTuple):
     """A logit for each relation p of a query to a key: table[b, h, t, p] joins the scaled logits (ETC).
 
@@ -273,9 +288,13 @@ def flatten(
 ) -> tuple[list[int], list[Tensor | None]]:
     """As numbers and tensors, since operators take no tuples; a bias in units of the kernels' base 2."""
     q0, k0 = (0 if isinstance(x, Tensor) else x for x in where[:2])
-    # a distance of -1 says that the table is one of all distances
-    told = (0, 0, 0, 0) if relations is None else relations[1:] or (-1, 0, 0, 0)
-    numbers = [q0, k0, where.first, skip, bias.origin, *map(int, told), int(unbounded)]
+    common = Common(q0, k0, where.first, skip, bias.origin, unbounded=int(unbounded))
+    if isinstance(relations, Distances):
+        common = common._replace(distance=-1)
+    elif relations is not None:
+        _, distance, globals, segment, of_globals = relations
+        common = common._replace(distance=distance, globals=globals, segment=segment, of_globals=int(of_globals))
+    numbers = list(common)
     for low, high, far, *others in passes:
         count, bound, *rest = far or Far(0)
         numbers += [*low, *high, count, *bound, *rest, *map(int, others)]
@@ -285,14 +304,14 @@ def flatten(
     return numbers, [*starts, *places, slopes, table, *(lists or (None, None, None))]
 
 
-def unflatten(numbers: Sequence[int]) -> tuple[list[int], list[Pass]]:
-    """The ten numbers in front, and the passes."""
-    passes = []
-    for at in range(10, len(numbers), 22):
+def unflatten(numbers: Sequence[int]) -> tuple[Common, list[Pass]]:
+    """What `flatten` made numbers of."""
+    count, passes = len(Common._fields), []
+    for at in range(count, len(numbers), 22):
         n = numbers[at : at + 22]
         far = Far(n[8], Bound(*n[9:13]), *n[13:18]) if n[8] else None
         passes.append(Pass(Bound(*n[:4]), Bound(*n[4:8]), far, n[18], bool(n[19]), *n[20:]))
-    return list(numbers[:10]), passes
+    return Common._make(numbers[:count]), passes
 
 
 def _forward(

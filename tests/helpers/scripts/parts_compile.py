@@ -11,7 +11,7 @@ from triton.compiler import ASTSource, compile
 from regard.kernels import parts_triton
 from regard.kernels.parts_triton_backward import keys_kernel, queries_kernel
 from regard.kernels.parts_triton_forward import forward_kernel
-from regard.kernels.runs import Bound, Far, Pass
+from regard.kernels.runs import Bound, Common, Far, Pass
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024  # bytes of shared memory that a program may have
@@ -27,13 +27,18 @@ SUMS = {"lse", "deltas", "slopes", "table", "before", "before_k", "before_v", "s
 GIVEN = {"q", "k", "v", "far_k", "far_v", "o", "grad_o", "out", "out_k", "out_v", "lse", "deltas"}
 
 
-def compiled(kind: str, part: Pass, given: set[str], *, dtype=torch.bfloat16, D: int = 64, told=(0,) * 10) -> None:
+PLAIN = Common()
+
+
+def compiled(
+    kind: str, part: Pass, given: set[str], *, dtype=torch.bfloat16, D: int = 64, common: Common = PLAIN
+) -> None:
     """One kernel, with these of the optional tensors."""
     kernel, more = KERNELS[kind]
     far, plain = 0 if part.far is None else part.far.length, "related" not in given and not part.listed
-    sizes = parts_triton.tile(kind, D, dtype, far, plain, told[5] < 0)
+    sizes = parts_triton.tile(kind, D, dtype, far, plain, common.distance < 0)
     q = torch.empty(1, 4, 4096, D, dtype=dtype, device="meta")
-    constants = parts_triton._constants(q, q[:, :2], q[:, :2], None, part, sizes, told) | more
+    constants = parts_triton._constants(q, q[:, :2], q[:, :2], None, part, sizes, common) | more
     types, values, hints = {}, {}, {}
     for n, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -73,15 +78,15 @@ if sys.argv[1:] == ["all"]:
             for kind in ("forward", "queries", "keys"):
                 compiled(kind, WINDOW, set(), dtype=dtype, D=width)
     lists = {"end_at", "last_at", "stride_at", "lists", "list_starts", "list_rows"}
-    etc, xl = (0, 0, 0, 0, 0, 12, 256, 6, 0, 0), (0, 0, 0, 0, 0, -1, 0, 0, 0, 0)
+    etc, xl = Common(distance=12, globals=256, segment=6), Common(distance=-1)
     for kind in KERNELS:
         compiled(kind, BLOCKS, lists | ({"sums_k", "sums_v"} if kind == "keys" else set()))
-        compiled(kind, LONGFORMER, {"slopes", "related", "out_related"}, told=etc)
+        compiled(kind, LONGFORMER, {"slopes", "related", "out_related"}, common=etc)
         compiled(kind, FIXED, set())
         compiled(kind, FIXED, set(), D=128)
     for kind in KERNELS:
-        compiled(kind, SLOTS, {"related", "out_related"}, told=xl)
+        compiled(kind, SLOTS, {"related", "out_related"}, common=xl)
     for kind in ("forward", "queries", "keys"):
         compiled(kind, STRIDED, {"q0_at", "k0_at", "before", "before_k", "before_v"})
-        compiled(kind, WINDOW, {"related", "out_related"}, told=xl)
+        compiled(kind, WINDOW, {"related", "out_related"}, common=xl)
         compiled(kind, WINDOW, {"since", "until", "table"})
