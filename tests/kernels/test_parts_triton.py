@@ -95,6 +95,10 @@ PATTERNS = {
         [Pass(Bound(0, 10, 10, 0), Bound(plus=1), Far(300, Bound(0, 10, 3, 0), 7, 3, 10))],
         lambda i, j: blocks(i, j) & (j <= i),
     ),
+    "fixed in eights": Pattern(
+        [Pass(Bound(0, 16, 16, 0), Bound(plus=1), Far(600, Bound(0, 16, 8, 0), 8, 8, 16))],
+        lambda i, j: ((i // 16 == j // 16) | (j % 16 >= 8)) & (j <= i),
+    ),
     "fixed both ways": Pattern([Pass(Bound(0, 10, 10, 0), Bound(0, 10, 10, 7), Far(300, ALL, 7, 3, 10))], blocks),
     "pooled": Pattern(
         [Pass(Bound(-9, 4, 1, 0), Bound(-2, 4, 1, 1))], lambda i, j: (4 * j + 2 <= i) & (4 * j >= i - 12)
@@ -251,6 +255,8 @@ def test_queries_in_eights(name, monkeypatch, poisoned):
 def test_whole_tiles_of_far_keys(T, monkeypatch, poisoned):
     monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16))
     compare(PATTERNS["fixed"], T)
+    compare(PATTERNS["fixed in eights"], 70, D=20)
+    compare(PATTERNS["summaries"], 100)
     compare(PATTERNS["window"], T, D=20)
 
 
