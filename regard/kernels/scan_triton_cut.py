@@ -77,7 +77,9 @@ def tuned(kernel: str, K: int, V: int, dtype: torch.dtype, decay: int = 0) -> Tu
         # all kernels of a call take the same units, those of a chunk of 64
         return Tuning(64, 8 if wide or dtype != torch.bfloat16 else 4, 1 if dtype != torch.bfloat16 else 2)
     if dtype != torch.bfloat16:
-        return Tuning(16 if wide else 32, 8 if wide else 4, 1)
+        # float32 is multiplied by each thread for itself: with 32 tokens and 4 warps the backward kernels have 32
+        # registers and 7 to 11 KB of memory for each thread, with these 255 and at most 112 bytes
+        return Tuning(16, 8, 1) if wide or dtype == torch.float32 else Tuning(32, 4, 1)
     if wide:
         return WIDE[kernel]
     return QUERIES_WITH_DECAY if kernel == "queries" and decay else TUNED[kernel]
