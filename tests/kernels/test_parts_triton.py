@@ -146,8 +146,14 @@ def true_hints(monkeypatch) -> None:
 
 
 def drawn(*sizes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-    """[B, H, n, D] as heads split from projections are laid out."""
-    return [torch.randn(B, n, H, D).transpose(1, 2).to(DEVICE, dtype).requires_grad_() for B, H, n, D in sizes]
+    """[B, H, n, D] as heads split from projections are laid out, with NaN behind each row of a head."""
+
+    def one(B: int, H: int, n: int, D: int) -> Tensor:
+        wide = torch.full((B, n, H, D + 16), torch.nan)
+        wide[..., :D] = torch.randn(B, n, H, D)
+        return wide.to(DEVICE, dtype)[..., :D].transpose(1, 2).requires_grad_()
+
+    return [one(*size) for size in sizes]
 
 
 def softmax_over(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Tensor | float = 0.0) -> Tensor:
