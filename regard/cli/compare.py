@@ -42,7 +42,11 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument("--length", metavar="N,N", help="numbers of tokens (default: 2048)")
     added.add_argument("--batch", type=int, help="rows (default: 1)")
     added.add_argument("--role", choices=("causal", "self", "cross"), help="role of the layers (default: causal)")
-    added.add_argument("--width", type=int, help="model width, d_model (default: 512)")
+    added.add_argument(
+        "--width",
+        metavar="N",
+        help="model width, d_model (default: 512, with --task 64); with --table mqar its widths, such as 64,256",
+    )
     added.add_argument("--heads", type=int, help="heads (default: 8)")
     added.add_argument(
         "--part",
@@ -173,24 +177,30 @@ def compare(arguments: argparse.Namespace) -> int:
 def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], tuple[str, ...] | None]:
     """The plans that the flags ask for, and the table they are of; without flags, those that the folder has."""
     from regard.compare.budget import budget_from
+    from regard.compare.plan import whole_numbers
     from regard.compare.results import read_plans
     from regard.compare.run import with_threads
     from regard.compare.tables import build
 
     given = {name: value for name in (*ASKED, *TRAINED) if (value := getattr(arguments, name)) is not None}
+    widths = whole_numbers("--width", given["width"]) if "width" in given else ()
+    if len(widths) > 1 and arguments.table is None:
+        raise ValueError(f"--width takes one width, got {arguments.width}: several are for --table mqar")
+    given |= {"width": widths[0]} if widths else {}
     rest = getattr(arguments, "rest", [])
     known = folder.read_plan()
     names = ("minutes", "device", "dtype", "jobs", "exclusive", "seeds")
     common = {name: given[name] for name in names if name in given}
     rates = _rates(arguments)
     if arguments.table is not None:
-        if set(given) - {*common, "rates", "pretrain", "budget"}:
+        if set(given) - {*common, "rates", "pretrain", "budget", "width"}:
             raise ValueError(
                 "--table has settings of its own: it takes names of its rows, --size, --task, --pretrain, --budget, "
-                "--minutes, --device, --dtype, --jobs, --exclusive, --seeds, --rates and the flags of its data"
+                "--width of mqar, --minutes, --device, --dtype, --jobs, --exclusive, --seeds, --rates and the flags of its data"
             )
         asked = (arguments.table, arguments.size, *rest)
-        table = build(*asked, budget=None if arguments.budget is None else budget_from(arguments.budget))
+        budget = None if arguments.budget is None else budget_from(arguments.budget)
+        table = build(*asked, budget=budget, widths=widths)
         costs = None if table.costs is None else _changed(with_threads(table.costs), common)
         return costs, [_changed(plan, common | rates) for plan in _chosen(table.quality, arguments)], asked
     if (
@@ -237,12 +247,12 @@ def _changed(plan: Any, values: dict[str, Any]) -> Any:
 
 
 def _cost_plan(arguments: argparse.Namespace, given: dict[str, Any]) -> Any:
-    from regard.compare.plan import CostPlan, lengths_from
+    from regard.compare.plan import CostPlan, whole_numbers
     from regard.compare.run import with_threads
 
     asked = {name: given[name] for name in ASKED if name in given}
     if "length" in asked:
-        asked["lengths"] = lengths_from(asked.pop("length"))
+        asked["lengths"] = whole_numbers("--length", asked.pop("length"))
     return with_threads(CostPlan(specs=tuple(arguments.specs), **asked))
 
 

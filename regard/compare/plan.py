@@ -4,14 +4,13 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
 import regard
 from regard.compare.question import MEASURE, MEMORY, TIMED, Kind, Question, code_of, machine_of, short
 from regard.config import from_json
-from regard.core.shape import Role
 from regard.layers.attention.base import Facts
 from regard.spec import ATTENTION, parse
 
@@ -207,23 +206,18 @@ def cost_plan(values: dict[str, Any]) -> CostPlan:
     return from_json(CostPlan, values)
 
 
-def lengths_from(text: str) -> tuple[int, ...]:
-    """Lengths as they are written on a command line: 1024,8192."""
+def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+    """The numbers of a flag as they are written on a command line: 1024,8192."""
     try:
-        lengths = tuple(dict.fromkeys(int(part.replace("_", "")) for part in text.split(",") if part.strip()))
+        numbers = tuple(dict.fromkeys(int(number.replace("_", "")) for number in text.split(",") if number.strip()))
     except ValueError:
-        lengths = ()
-    if not lengths:
-        raise ValueError(f"--length takes whole numbers such as 1024,8192, got {text!r}")
-    return lengths
+        numbers = ()
+    if not numbers:
+        raise ValueError(f"{flag} takes whole numbers such as 1024,8192, got {text!r}")
+    return numbers
 
 
 def groups(rows: Sequence[Row], size: int) -> Iterable[list[Row]]:
     """Rows in groups, in their order."""
     for first in range(0, len(rows), size):
         yield list(rows[first : first + size])
-
-
-def role_of(text: str) -> Role:
-    """A role by its name."""
-    return cast(Role, text)

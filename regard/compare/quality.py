@@ -56,7 +56,7 @@ class QualityPlan:
     batch: int = 32
     width: int = 64
     heads: int = 4
-    inner: int = 128
+    inner: int = 0  # 0: twice the width, of which the parameters of a recurrence can be taken
     layers: int = 2
     position: str = "sinusoidal"
     rates: tuple[float, ...] = ()  # empty: three around one that follows from the width
@@ -78,6 +78,8 @@ class QualityPlan:
     described: dict[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if not self.inner:
+            object.__setattr__(self, "inner", 2 * self.width)
         for name in ("batch", "width", "heads", "inner", "layers", "seeds", "jobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
