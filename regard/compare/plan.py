@@ -15,7 +15,7 @@ from regard.layers.attention.base import Facts
 from regard.spec import ATTENTION, parse
 
 BASELINE = "softmax"
-# Sizes that people use at lengths of thousands. Other mechanisms run with their defaults, long enough.
+# Options that are usual at lengths of thousands of tokens. Others have their defaults, and `longest` is the length.
 FAIR = {
     "axial": ("axial(width=128)",),
     "bigbird": ("bigbird(block=64, random=3)",),
@@ -34,7 +34,7 @@ FAIR = {
     "xl": ("xl(segment=256, memory=256)",),
 }
 
-# Sizes for texts of a hundred tokens or so: windows reach half of them, and cannot learn what they do not see.
+# The same for about a hundred tokens: windows reach half of them, as nothing is learned about tokens that none sees.
 SHORT = {
     "axial": ("axial(width=12)",),
     "bigbird": ("bigbird(block=8, window=3, globals=2, random=3)",),
@@ -69,7 +69,7 @@ SHORT = {
     "xl": ("xl(segment=32, memory=64)",),
 }
 USUAL = ("linear", "local", "longformer", "performer", "sparse", "xl")  # what people ask for first
-SHORTER_THAN = 512  # tokens up to which these are the fair ones
+SHORTER_THAN = 512  # tokens, for tasks of fewer of which the options of SHORT are taken
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def usual_place(spec: str) -> int:
     return USUAL.index(name) if name in USUAL else len(USUAL)
 
 
-def short_fair(item: str, length: int) -> list[str]:
+def fair_for_task(item: str, length: int) -> list[str]:
     """The specs that stand for a name in a task of a length."""
     return fair(item, length, SHORT if length < SHORTER_THAN else FAIR)
 

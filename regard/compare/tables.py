@@ -33,7 +33,7 @@ MAD_ROWS = (*MQAR_ROWS, "heads(local(window=8), softmax)")
 
 @dataclass(frozen=True)
 class Table:
-    """A table that has a name."""
+    """A named table."""
 
     name: str
     head: str
@@ -218,7 +218,7 @@ def arena(size: str, *flags: str, kept: Sequence[QualityPlan] | None = None) -> 
             specs=lra.attentions(sizes.costs),
             role="self",
             lengths=(sizes.costs,),
-            # one row is too little for a GPU to tell them apart
+            # with one row a GPU is not busy, and all mechanisms take the same time
             batch=1 if size == "smoke" else 32,
             width=sizes.width,
             heads=lra.HEADS,
@@ -265,8 +265,8 @@ def scaling(size: str, *flags: str) -> Table:
         quality=plans,
         commands=(*(() if plans else (("all sizes, on a text of yours", text),)), ("shots against size", prompt)),
         notes=(
-            f"No exponent is given for fewer than {ladder.FEWEST_SIZES} sizes, or if R^2 is below {ladder.LEAST_R2}; "
-            f"runs of {ladder.MOST_EPOCHS} epochs or more are not on a curve.",
+            f"No exponent is given for fewer than {ladder.MIN_SIZES} sizes, or if R^2 is below {ladder.MIN_R2}; "
+            f"runs of {ladder.MAX_EPOCHS} epochs or more are not on a curve.",
             "Learning rates are swept at the two smallest sizes, and move with the root of the width from there.",
             "Few models of these sizes answer natural questions above chance; --table mqar has recall by width.",
         ),
