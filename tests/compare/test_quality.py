@@ -522,6 +522,20 @@ def test_translators_are_ranked_by_seeds_and_sentences(tmp_path):
     assert "Best at translate: A, ensemble (42). Behind: A, B, C and D" in said
 
 
+def test_an_ensemble_waits_for_the_runs_of_all_seeds(tmp_path):
+    variants = (Variant("A"), Variant("A, ensemble", of="A", ensemble=True))
+    asked = QualityPlan("translate", rates=(0.01,), flags=("--a", "b"), test=("--c", "d"), variants=variants)
+    folder = Folder(tmp_path)
+    filling = Filling(asked, folder, World({}).environment())
+    filling.begin()
+    answer = {"valid": 1.0, "score": 1.0, "higher_is_better": True, "updates": 1, "curve": []}
+    with folder.writing("a test"):
+        for seed in asked.seed_numbers:
+            assert ("A, ensemble", 0.01, ENSEMBLE) not in filling.ready()
+            folder.put(Cell(asked.question("A", 0.01, seed), "done", "", answer))
+    assert filling.ready() == [("A, ensemble", 0.01, ENSEMBLE)]
+
+
 def test_translators_without_sentences_are_ranked_by_seeds(tmp_path):
     rows: dict[str, tuple[list[float], list[int] | None]] = {
         "A, ensemble": ([42.0], None),
@@ -539,6 +553,19 @@ def test_translators_without_sentences_are_ranked_by_seeds(tmp_path):
     said = " ".join(advise(Results(None, scores.folder, [scores.plan])))
     assert "Best at translate: A (40 to 41); not significantly worse: B (39 to 40.2). Behind: C and D" in said
     assert "Not ranked, with one score each: A, ensemble (42)." in said
+
+
+def test_a_score_within_the_sampling_error_of_a_blind_guess_is_marked(tmp_path):
+    """Chance is 0.125; of 3,000 answers a blind guess has up to 0.137 right."""
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.13}, "efficient": {MIDDLE: 0.14}})
+    scores = taught(tmp_path, school, plan())
+    assert {row["spec"]: row["at_chance"] for row in scores.rows} == {
+        "softmax": False,
+        "linear": True,
+        "efficient": False,
+    }
+    assert "0.131 =" in " ".join(score_table(scores, 200))
+    assert "At chance: linear." in advise(Results(None, scores.folder, [scores.plan]))
 
 
 def test_a_row_is_behind_only_if_it_differs_from_the_best(tmp_path):
@@ -564,6 +591,20 @@ def test_the_best_rate_of_a_loss_is_the_lowest(tmp_path):
     assert {row["rate"] for row in rows} == {MIDDLE}
     # a loss that is little higher than the best is one at which it learns
     assert {(row["rates_ok"], row["rates"]) for row in rows} == {(2, 3)}
+
+
+@pytest.mark.parametrize(("times", "median"), [((300, None, 100), 300), ((None, 100, None), None)])
+def test_a_seed_that_never_solves_a_task_is_the_slowest(tmp_path, times, median):
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.9}, "efficient": {MIDDLE: 0.4}})
+
+    def train(trial):
+        status, note, (answer, counted) = school(trial)
+        is_asked = trial.spec == "linear" and trial.seed > 0
+        return status, note, (answer | ({"solved_at": times[trial.seed - 1]} if is_asked else {}), counted)
+
+    fill_quality([plan()], Folder(tmp_path), World({}).environment(), train)
+    rows = {row["spec"]: row for row in Scores(plan(), Folder(tmp_path)).rows}
+    assert rows["linear"]["solved_at"] == median
 
 
 @pytest.mark.parametrize(("score", "solved_at"), [(0.5, 100), (0.95, 400)])

@@ -255,7 +255,12 @@ def test_a_machine_that_slows_down_gets_more_rounds(tmp_path):
     world, folder = World(SECONDS, drift=0.5), Folder(tmp_path)
     world.fill(plan("linear"), folder)
     assert world.turns.count("linear") == 2 * run.MIN_ROUNDS
-    assert Results(plan("linear"), folder).facts()["drift"]
+    results = Results(plan("linear"), folder)
+    assert results.facts()["drift"]
+    # a ratio is one of times in the same round, which the machine slows down alike
+    row = by_spec(results)["linear"]
+    assert row["train_ratio"] == pytest.approx(0.1, rel=0.02)
+    assert row["train_ratio_high"] - row["train_ratio_low"] < 0.04 * row["train_ratio"]
 
 
 def test_limits_of_a_contestant(tmp_path, monkeypatch):
