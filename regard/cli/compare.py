@@ -206,6 +206,8 @@ def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], 
         budget = None if arguments.budget is None else budget_from(arguments.budget)
         table = build(*asked, budget=budget, widths=widths)
         costs = None if table.costs is None else _changed(with_threads(table.costs), common)
+        if costs is not None and table.quality:
+            costs = costs.only(arguments.specs)
         return costs, [_changed(plan, common | rates) for plan in _chosen(table.quality, arguments)], asked
     if (
         known is not None

@@ -141,6 +141,12 @@ class CostPlan:
             found += sorted(rows, key=_place)
         return found
 
+    def only(self, rows: Sequence[str]) -> "CostPlan":
+        """The plan with the mechanisms of these rows, whatever their options; without rows, the whole plan."""
+        names = {parse(row).name for row in rows}
+        kept = tuple(spec for spec in self.specs if parse(spec).name in names)
+        return dataclasses.replace(self, specs=kept or (BASELINE,)) if rows else self
+
     def _at(self, length: int) -> list[str]:
         """The specs at a length, each once; the baseline is among them."""
         asked = self.specs or [name for name in regard.names() if name != "heads"]

@@ -95,10 +95,15 @@ def _draw_widths(axes: Any, tables: list[Scores]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([scores.plan.width for scores in tables], [str(scores.plan.width) for scores in tables])
     axes.set_xlabel("width of the model")
-    axes.set_ylabel(f"{tables[0].metric}, mean and range of {tables[0].plan.seeds} seeds")
+    axes.set_ylabel(f"{tables[0].metric}, {_describe_seeds(tables[0])}")
     _draw_chance(axes, tables[0])
     axes.set_title(f"{tables[0].plan.task}, {tables[0].plan.tokens} tokens", fontsize=9)
     axes.legend(fontsize=7, frameon=False)
+
+
+def _describe_seeds(scores: Scores) -> str:
+    seeds = scores.plan.seeds
+    return "one seed" if seeds == 1 else f"mean and range of {seeds} seeds"
 
 
 def _state_panels(results: Results) -> list[Panel]:
@@ -117,7 +122,7 @@ def _draw_state(axes: Any, results: Results, scores: Scores) -> None:
     axes.set_xlabel(f"bytes that decoding keeps after {results.plan.lengths[0]} tokens, one layer")
     axes.set_ylabel(scores.metric)
     _draw_chance(axes, scores)
-    axes.set_title(f"{scores.plan.label}: mean and range of {scores.plan.seeds} seeds", fontsize=9)
+    axes.set_title(f"{scores.plan.label}: {_describe_seeds(scores)}", fontsize=9)
 
 
 def _bubble_panels(results: Results) -> list[Panel]:

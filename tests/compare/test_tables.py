@@ -234,6 +234,11 @@ def test_some_rows_of_a_table(tmp_path, capsys):
     assert rows("mad", "linear") == [["softmax", "linear"]] * 6
     assert rows("recall", "linear", "--task", "recall") == [["softmax", "linear"]]
     assert rows("tasks", "Feedback", "--task", "copy") == [["softmax", "Feedback"]]
+    # costs are measured of these rows too
+    for table in ("state", "arena"):
+        arguments = program._parser().parse_args(["compare", "--table", table, "linear"])
+        costs = compare_verb._plans(arguments, Folder(tmp_path / "out"))[0]
+        assert [row.spec for row in costs.rows()] == ["softmax", "linear"]
     # lengths differ, and with them the options of a row
     assert rows("tasks", "gmlp(longest=64)") == [["softmax", "gmlp(longest=64)"]] * 2
     pairs = ("--data.source", "a", "--data.valid_source", "b", "--data.tokenizer", "units")
