@@ -5,7 +5,7 @@ training text is raw and has no accents. Here both become lower-case words witho
 
     python bench/hansards.py --data FOLDER --out scratch/hansards
 
-FOLDER holds hansards/train.{en,fr}.xz and alignments/enfr.src-tgt. The training commands are in README.
+FOLDER holds hansards/train.{en,fr}.xz and alignments/enfr.src-tgt. The training commands are in docs/translate.md.
 """
 
 import argparse

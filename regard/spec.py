@@ -332,7 +332,9 @@ def describe(kind: Any) -> str:
         return " or ".join(describe(choice) for choice in inside)
     if origin is tuple:
         several = {int: "whole numbers", float: "numbers", str: "strings"}
-        return f"a list of {several.get(inside[0], describe(inside[0]))}"
+        count = "" if inside[-1] is Ellipsis else f"{len(inside)} "
+        each = several.get(inside[0]) or f"values, each {describe(inside[0])}"
+        return f"a list of {count}{each}"
     if origin in (list, Sequence):
         return "a list"
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}

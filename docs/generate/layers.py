@@ -19,8 +19,9 @@ from regard.survey import SYSTEMS, differs, here
 TITLES = {"attention": "Attention", "feedforward": "Feed-forward layers", "position": "Position schemes"}
 ABOUT = {
     "attention": "Every mechanism takes the same calls: `regard.attention(NAME, ...)` builds a layer, "
-    '`--model.attention NAME` trains with it. Roles: "self" reads the whole sequence, "causal" what is before and '
-    'decodes token by token, "cross" reads a memory. Cost is given in the length N.',
+    '`--model.attention NAME` trains with it. Roles: "self" reads the whole sequence, "causal" only earlier tokens and '
+    'decodes token by token, "cross" another sequence, the memory. Cost is given in the length N. '
+    "[Layers in Python](../layers.md) shows the calls.",
     "feedforward": "The feed-forward half of a Transformer layer: `regard.feedforward(NAME, ...)` builds one, "
     "`--model.feedforward NAME` trains with it.",
     "position": "The kind says where a scheme acts: added to the token vectors (input), rotating queries and keys "
@@ -108,7 +109,7 @@ def _layer(kind: str, registry: Registry, name: str) -> str:
         lines.append("None.")
     if kind == "attention":
         lines += _kept(cls)
-    lines += ["", "## Facts", "", "Each is tested, also the negative ones.", "", "| | |", "|---|---|"]
+    lines += ["", "## Facts", "", "Each fact is tested, the negative ones too.", "", "| | |", "|---|---|"]
     lines += [_row(title, sentence) for title, sentence in fact_sentences(facts, getattr(cls, "reduces_to", ()))]
     copied = example_lines(kind, registry, parse(name))
     if copied:

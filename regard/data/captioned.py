@@ -128,6 +128,9 @@ def read_captioned(
             str(folder), "is no folder of pictures, and no .npz file" if folder.exists() else "no such folder"
         )
     files = [folder / name for name in found.pictures]
+    if images is None and not any(file.exists() for file in files):
+        detail = f", among them {found.pictures[0]!r}: give the folder that holds its pictures, or an .npz file"
+        raise BadImage(str(captions), "names no picture of its own folder", detail)
     decoded = decode_all(files, str(folder), size, channels, skip_bad)
     kept = [found.captions[place] for place in decoded.kept]
     names = [str(files[place]) for place in decoded.kept]

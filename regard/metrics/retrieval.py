@@ -1,10 +1,13 @@
 """Retrieval: how high the right picture stands for a caption, and the first right caption for a picture.
 
-Where similarities are equal, every order of the equals is as likely as any other, and the measures are means over
+Where similarities are equal, every order of the equals is as likely as any other, and the measures are those over all
 these orders. So a model that finds all alike is measured as chance is.
 """
 
 import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,10 +66,20 @@ def _recall(similarity: np.ndarray, right: np.ndarray) -> Recall:
     above = (similarity > best).sum(1)
     equal = similarity == best
     ours, others = (equal & right).sum(1), (equal & ~right).sum(1)
-    found = {k: float(np.mean([_within(k - a, o, w) for a, o, w in zip(above, ours, others, strict=True)])) for k in AT}
-    # the first of o among o + w in random order has the place (o + w + 1) / (o + 1) in the mean
-    ranks = above + (ours + others + 1) / (ours + 1)
-    return Recall(found, float(np.median(ranks)))
+    # many queries are alike where many candidates are equal
+    alike = Counter(zip(above.tolist(), ours.tolist(), others.tolist(), strict=True))
+
+    def found_within(k: int) -> float:
+        return sum(count * _within(k - a, o, w) for (a, o, w), count in alike.items()) / len(similarity)
+
+    return Recall({k: found_within(k) for k in AT}, _median_rank(found_within, similarity.shape[1]))
+
+
+def _median_rank(found_within: Callable[[int], float], most: int) -> float:
+    """The median of a rank from 1 to `most`, given the share of the ranks that are at most k: midway between the rank
+    at which it reaches a half and the one at which it passes it."""
+    ranks = range(most + 1)
+    return (bisect_left(ranks, 0.5, key=found_within) + bisect_right(ranks, 0.5, key=found_within)) / 2
 
 
 def _within(places: int, right: int, wrong: int) -> float:

@@ -124,5 +124,8 @@ class TestPictures:
         assert sum(part.count for part in found.skipped.values()) == 2
         with pytest.raises(BadImage, match="no such folder"):
             read_captioned(captions, tmp_path / "photos")
+        (tmp_path / "other").mkdir()
+        with pytest.raises(BadImage, match=r"names no picture of its own folder, among them 'b\.png': give the folder"):
+            read_captioned(write(tmp_path / "other" / "a.csv", captions.read_text()))
         with pytest.raises(BadImage, match="is no folder of pictures"):
             read_captioned(captions, captions)

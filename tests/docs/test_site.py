@@ -270,6 +270,20 @@ def test_the_translation_on_the_front_page_is_that_of_the_bundled_translator():
     assert Translator.load(device="cpu")(sentence) == translation
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/layers.md"])
+def test_the_python_of_the_page_runs(page):
+    torch.set_num_threads(1)
+    code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL))
+    ids, keep = torch.randint(3, 8000, (2, 6)), torch.tensor([[True] * 20, [True] * 15 + [False] * 5])
+    namespace: dict = {"torch": torch, "keep": keep, "memory": torch.randn(2, 7, 256), "memory_keep": keep[:, :7]}
+    namespace |= {name: torch.randn(2, 8, 20, 64) for name in "qkv"}
+    namespace |= {"x": torch.randn(2, 20, 512), "prompt": torch.randn(2, 20, 512), "token": torch.randn(2, 1, 512)}
+    namespace |= {"source": ids, "source_keep": keep[:, :6], "target": ids, "target_keep": keep[:, :6]}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        exec(compile(code, page, "exec"), namespace)
+    assert namespace["y"].shape[0] == 2
+
+
 @pytest.mark.parametrize(("name", "roles"), [("Warm", ("self", "causal", "cross")), ("Retention", ("causal",))])
 def test_the_mechanisms_of_adding_compute_their_formula(name, roles):
     """The suite proves a mechanism by much more; here: the formula, and decoding in any split."""

@@ -169,6 +169,23 @@ def test_timm_there_and_back(name, tmp_path):
     assert tuple(again.pretrained_cfg["std"]) == facts["std"]
 
 
+@pytest.mark.parametrize("name", ["vit", "deit, distilled", "swin"])
+def test_gradients_are_those_of_timm(name, tmp_path):
+    """With respect to the images, and the length of the gradient of all parameters."""
+    kind, arguments = TIMM[name]
+    model = drawn(timm.create_model(kind, **arguments)).double()
+    save_file(model.state_dict(), tmp_path / "alone.safetensors")
+    found = timm_folders.read(tmp_path / "alone.safetensors", heads=4)
+    own = built(found).double()
+    ours, theirs = (pictures(found.config).double().requires_grad_() for _ in range(2))
+    weights = torch.linspace(-1, 1, 15, dtype=torch.float64).view(3, 5)
+    (own(ours).logits * weights).sum().backward()
+    (model(theirs) * weights).sum().backward()
+    assert_close(ours.grad, theirs.grad)
+    squares = [sum(part.grad.square().sum() for part in one.parameters()) for one in (own, model)]
+    assert_close(*squares)
+
+
 @torch.no_grad()
 def test_older_names_of_swin(tmp_path):
     """The authors, and timm before 0.9, end a stage with its merging, and save what can be computed."""

@@ -143,8 +143,19 @@ class TestRetrieval:
         assert found.captions.at[1] == pytest.approx(0.01)
         assert found.captions.at[5] == pytest.approx(1 - math.prod((495 - i) / (500 - i) for i in range(5)))
         draws = np.random.Generator(np.random.PCG64(0))
-        random_order = [retrieval(draws.random((100, 500)), owners).captions.at[10] for _ in range(20)]
-        assert np.mean(random_order) == pytest.approx(found.captions.at[10], abs=0.02)
+        random_order = [retrieval(draws.random((100, 500)), owners).captions for _ in range(20)]
+        assert np.mean([part.at[10] for part in random_order]) == pytest.approx(found.captions.at[10], abs=0.02)
+        # half of the first right ones of five among 500 stand there or above; the mean rank is 83.5
+        assert found.captions.median_rank == 65
+        assert np.mean([part.median_rank for part in random_order]) == pytest.approx(65, abs=4)
+
+    def test_a_median_rank_is_one_over_queries_and_orders(self):
+        """Ranks 1 and 2 or 2 and 1 in either order of two equals, and 3: of six, the middle ones are 2 and 2."""
+        similarity = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+        found = retrieval(similarity, np.array([0, 1, 2]))
+        assert found.captions.median_rank == 2
+        # without equals it is the usual one
+        assert retrieval(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1])).captions.median_rank == 1.5
 
     def test_perfect(self):
         owners = np.array([1, 0, 1, 2])

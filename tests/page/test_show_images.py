@@ -152,6 +152,9 @@ def test_rollout_and_distances(engine, subjects, monkeypatch):
     np.testing.assert_allclose(one.arrays["weights"][0], merged[5], rtol=1e-5)
     mean = images.rolled(engine._sight("swin", "0"), 2, None).arrays["weights"]
     np.testing.assert_allclose(mean[0], merged.mean(0), rtol=1e-5)
+    # where there is a class token, it is that which is shown at first
+    first = images.rolled(engine._sight("vit", "0"), 2, None).arrays["weights"]
+    torch.testing.assert_close(torch.from_numpy(first[0]), R[0])
 
 
 def test_what_has_no_rollout_says_why(engine):

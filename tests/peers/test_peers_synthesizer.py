@@ -114,7 +114,7 @@ def test_refusals():
     assert build("dense", "factorised-dense", "dot", role="cross").shape.role == "cross"
     with pytest.raises(ValueError, match="'kinds' of 'synthesizer' must name each kind once"):
         build("dense", "dense")
-    with pytest.raises(ValueError, match="'kinds' of 'synthesizer' must be a list of 'dense' or 'random' or"):
+    with pytest.raises(ValueError, match="'kinds' of 'synthesizer' must be a list of values, each 'dense' or 'random'"):
         build("sparse")
 
 

@@ -16,8 +16,10 @@ from verbs import refused, told
 
 from regard.cli import main
 from regard.data.captioned import read_captioned
+from regard.data.images.batches import ImageBatches
+from regard.data.images.draws import AugmentConfig
 from regard.decoding import DecodingConfig
-from regard.metrics.retrieval import Recall, retrieval
+from regard.metrics.retrieval import Recall, Retrieval, retrieval
 from regard.page.engine import Engine
 from regard.page.subjects import open_run
 from regard.tasks.captions import (
@@ -29,9 +31,11 @@ from regard.tasks.captions import (
     evaluate,
     read_valid,
 )
+from regard.tasks.captions import task as captions_task
 from regard.tasks.captions.captioner import nearest
+from regard.tasks.captions.evaluation import Evaluation
 from regard.tasks.captions.page import write_caption
-from regard.tasks.captions.task import encode_captions
+from regard.tasks.captions.task import CaptionBatches, encode_captions
 from regard.tasks.train import resume, train
 from regard.training import loop
 from regard.training.config import TrainingConfig
@@ -163,6 +167,23 @@ class TestTraining:
             torch.equal(one, other) for one, other in zip(again, task.batches.get(1, 0), strict=True) if one is not None
         )
 
+    @pytest.mark.parametrize("counts", [[1, 2, 3, 1, 2, 3], [3] * 6])
+    def test_each_caption_is_drawn_in_some_epoch(self, counts):
+        """Of pictures with one, two or three captions; in another epoch, others at the same places of a batch."""
+        captions = [[[10 * picture + number] for number in range(count)] for picture, count in enumerate(counts)]
+        pixels, config = torch.zeros(6, 3, 8, 8, dtype=torch.uint8), AugmentConfig()
+        images = ImageBatches(pixels, torch.arange(6), config, size=6, seed=1)
+        batches = CaptionBatches(images, captions, special=(2, 3), multiple=1)
+        found, places = set(), set()
+        for epoch in range(30):
+            batch = batches.get(epoch, 0)
+            ids = batch.tokens[:, 1]
+            assert torch.equal(ids // 10, batch.indices)
+            found |= set(ids.tolist())
+            places.add(tuple((ids % 10).tolist()))
+        assert found == {one for rows in captions for [one] in rows}
+        assert len(places) > 20
+
     def test_the_loss_has_its_weights(self, tmp_path):
         config = replace(settings(write_data(tmp_path, 20)), captioning=0.0, contrastive=3.0)
         data = Task.read_data(config)
@@ -172,6 +193,17 @@ class TestTraining:
         task.model.eval()
         loss = task.loss(task.prepare(task.batches.get(0, 0)), 0.0)
         assert_close(loss.total / loss.tokens, 3 * loss.statistics["contrastive.loss"])
+
+    def test_recall_is_the_mean_of_both_directions(self, tmp_path, monkeypatch):
+        config = settings(write_data(tmp_path, 20))
+        data = Task.read_data(config)
+        config = Task.complete_config(config, data)[0]
+        tokenizers = Task.train_tokenizers(data, config)
+        task = Task(config, data, tokenizers, Task.build_model(config, Task.model_config(config, tokenizers, data)))
+        planted = Retrieval(Recall({1: 0.1}, 9.0), Recall({1: 0.4}, 3.0))
+        found = Evaluation(1.0, {}, planted, planted, ["a"] * len(data.valid.names))
+        monkeypatch.setattr(captions_task, "evaluate", lambda *arguments, **options: found)
+        assert task.evaluate(lambda: None)[0]["recall@1"] == pytest.approx(25)
 
     def test_what_follows_from_the_data(self, tmp_path):
         config = replace(settings(write_data(tmp_path, 20)), model=CaptionerOptions(patch=4))
@@ -276,6 +308,15 @@ class TestPage:
         assert [sample.label for sample in found.samples] == [texts[0] for texts in valid.captions]
         assert np.array_equal(found.samples[0].pixels, valid.pixels[0])
         assert (found.size, found.channels, found.labels) == ((16, 16), 3, ())
+
+    def test_each_word_is_written_by_what_stands_before_it(self, captioner, folder, monkeypatch):
+        pixels, read, maps = torch.from_numpy(captioner.read_pictures([folder / "0.png"])), [], captioner.model.maps
+        monkeypatch.setattr(
+            captioner.model, "maps", lambda *given, **options: read.append(given) or maps(*given, **options)
+        )
+        write_caption(captioner, pixels, "all is red")
+        [(_, tokens)] = read
+        assert tokens.tolist() == [[2, *captioner.tokenizer.encode("all is red")]]
 
     def test_a_caption_word_by_word(self, captioner, folder):
         """A word is written by what stands before it; each looks at all patches, in shares that sum to one."""
@@ -405,6 +446,7 @@ class TestVerbs:
         assert "no such file" in refused(capsys, "caption", run, "nowhere.jpg")
         assert "is for sampling: give --sample too" in refused(capsys, "caption", run, picture, "--top-p", "0.5")
         assert "--images needs --data" in refused(capsys, "evaluate", run, "--images", "x")
+        assert "a query is blank" in refused(capsys, "retrieve", run, "--pictures", picture, "a dog", " ")
         assert "--count must be at least 1" in refused(capsys, "retrieve", run, "--texts", "x", picture, "--count", "0")
 
     def test_changed_data_is_noticed(self, capsys, tmp_path):

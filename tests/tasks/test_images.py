@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from painted import encoded, painted, write_folders
+from painted import encoded, painted, write_cifar, write_folders
 from PIL import Image
 from torch.testing import assert_close
 from training_runs import assert_same, dying, in_child
@@ -142,6 +142,18 @@ def test_validation_images_may_be_given(tmp_path):
     (tmp_path / "valid" / "purple" / "0.png").write_bytes(encoded(painted("red", 1)))
     with pytest.raises(ValueError, match="has the label 'purple', the classes are blue, green, red"):
         Task.read_data(settings)
+
+
+def test_of_a_folder_with_both_parts_the_test_part_validates(tmp_path, trained, capsys):
+    folder = tmp_path / "cifar"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 3, 32, 32), np.uint8)
+    write_cifar(folder / "data_batch_1.bin", pixels, np.arange(10))
+    write_cifar(folder / "test_batch.bin", pixels[:3], np.array([7, 7, 2]))
+    data = Task.read_data(config(tmp_path, data={"images": str(folder), "valid_images": str(folder)}))
+    assert data.train.labels.tolist() == list(range(10))
+    assert data.valid.labels.tolist() == [7, 7, 2]
+    assert "example 1 has the label '7'" in refused(capsys, "evaluate", trained[1], "--data", str(folder))
 
 
 def test_runs_of_different_seeds_may_hold_out_the_same(tmp_path):
@@ -406,6 +418,9 @@ def test_what_classify_cannot_do_with_images(trained, capsys):
     assert "is a folder of images and no run: name the files" in refused(capsys, "classify", str(folder / "colours"))
     for flags in ((file,), (file, "--labels", "a,b")):
         assert "there is no run folder" in refused(capsys, "classify", str(folder / "nowhere"), *flags)
+    (folder / "notes").write_text("no run")
+    assert "notes is a file and no run folder: a picture" in refused(capsys, "classify", str(folder / "notes"), *flags)
+    assert "the bundled classifier has labels of its own" in refused(capsys, "classify", file, "--labels", "a,b")
 
 
 def test_evaluate(trained, tmp_path, capsys):

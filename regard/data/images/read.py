@@ -29,18 +29,19 @@ TABLES = re.compile(r"\.(csv|tsv|tab)(\.gz|\.xz)?$")
 
 
 class Images(NamedTuple):
-    """Labelled images of one size, what each image is called, and the classes in their order where files tell it."""
+    """Labelled images of one size, what each image is called, and the names of the classes in their order if files list
+    them."""
 
     pixels: np.ndarray  # uint8 [N, C, h, w]
     labels: list[str]
     names: list[str]
     skipped: dict[str, Skipped]
-    told: list[str] | None = None  # the classes
+    named_classes: list[str] | None = None
 
     @property
     def classes(self) -> list[str]:
         """All classes in their order: as the files tell it, else the labels that occur, sorted."""
-        return self.told or class_names(self.labels, "the images")
+        return self.named_classes or class_names(self.labels, "the images")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -191,7 +192,9 @@ def decode_all(
         if skip_bad is None:
             raise bad
         if not skip_bad:
-            raise BadImage(bad.file, bad.reason, f"{bad.detail}; remove it, or omit such files: data.skip_bad true")
+            raise BadImage(
+                bad.file, bad.reason, f"{bad.detail}; restore or remove it, or omit such files: data.skip_bad true"
+            )
         before = skipped.get(bad.reason, Skipped(0, bad.file))
         skipped[bad.reason] = before._replace(count=before.count + 1)
 

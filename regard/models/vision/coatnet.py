@@ -105,12 +105,12 @@ class HalvingBlock(nn.Module):
         read = read if self.order is None else read[:, self.order]
         if maps is not None:
             maps.add("self", self.attention, read, rows, state=None, stream=None)
-        looked = self.attention.forward_packed(read, rows)
-        y = looked.y if self.back is None else looked.y[:, self.back]
+        attended = self.attention.forward_packed(read, rows)
+        y = attended.y if self.back is None else attended.y[:, self.back]
         x = self.shortcut(kept) + self.drop_path(self.dropout(y))
         fed = self.feedforward.forward_packed(self.norms[1](x), rows)
         x = x + self.drop_path(self.dropout(fed.y))
-        return Out(x, None, None, *gather_auxiliary({"attention": looked, "feedforward": fed}))
+        return Out(x, None, None, *gather_auxiliary({"attention": attended, "feedforward": fed}))
 
 
 class Coatnet(Model):

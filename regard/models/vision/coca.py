@@ -197,17 +197,17 @@ class Coca(Model):
         """`forward` before the output layer, with the real words of each row on the left."""
         packed, rows = self._pack(tokens, keep)
         check_pictures_match(images, tokens)
-        seen, read = self._look(images), self.text(packed, rows)
-        return self._write(read.y, rows, seen, {"text": read})
+        encoded, read = self._encode_pictures(images), self.text(packed, rows)
+        return self._decode_words(read.y, rows, encoded, {"text": read})
 
     def read(self, images: Tensor, tokens: Tensor, *, keep: Tensor | None = None) -> Reading:
         """What captions are predicted from, and the vectors of pictures and captions, in one pass."""
         packed, rows = self._pack(tokens, keep)
         check_pictures_match(images, tokens)
-        seen = self._look(images)
-        picture = self._pool_vector(seen)
+        encoded = self._encode_pictures(images)
+        picture = self._pool_vector(encoded)
         read, caption = self._read_text(packed, rows)
-        words = self._write(read.y[:, :-1], rows, seen, {"text": read, "vector_pooler": picture})
+        words = self._decode_words(read.y[:, :-1], rows, encoded, {"text": read, "vector_pooler": picture})
         return Reading(words, unit(picture.y[:, 0]), unit(caption))
 
     def scale(self) -> Tensor:
@@ -219,7 +219,7 @@ class Coca(Model):
 
     def picture_vectors(self, images: Tensor) -> Tensor:
         """[B, E] of length 1: comparable with those of captions by their product."""
-        return unit(self._pool_vector(self._look(images)).y[:, 0])
+        return unit(self._pool_vector(self._encode_pictures(images)).y[:, 0])
 
     def caption_vectors(self, tokens: Tensor, *, keep: Tensor | None = None) -> Tensor:
         """[B, E] of length 1; no picture is needed."""
@@ -227,18 +227,18 @@ class Coca(Model):
 
     def encode(self, images: Tensor) -> Memory:
         """What captions are decoded from: the M pooled vectors of each picture."""
-        return Memory(self._look(images).pooled.y, None)
+        return Memory(self._encode_pictures(images).pooled.y, None)
 
     # the parts of a pass
 
-    def _look(self, images: Tensor) -> "_Seen":
+    def _encode_pictures(self, images: Tensor) -> "_Encoded":
         x, loss, statistics = self.encoder.hidden(images)
         patches = Memory(x, None)
-        return _Seen(patches, Out(x, auxiliary_loss=loss, statistics=statistics), self.pooler(patches))
+        return _Encoded(patches, Out(x, auxiliary_loss=loss, statistics=statistics), self.pooler(patches))
 
-    def _pool_vector(self, seen: "_Seen") -> Out:
+    def _pool_vector(self, encoded: "_Encoded") -> Out:
         cascade = self.config.pooling == "cascade"
-        return self.vector_pooler(Memory(seen.pooled.y, None) if cascade else seen.patches)
+        return self.vector_pooler(Memory(encoded.pooled.y, None) if cascade else encoded.patches)
 
     def _pack(self, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Rows]:
         packed, rows = pack_ids(tokens, keep)
@@ -259,10 +259,10 @@ class Coca(Model):
         at = rows.count[:, None, None].expand(-1, 1, out.y.shape[2])
         return out, self.text_norm(out.y.gather(1, at)[:, 0])
 
-    def _write(self, x: Tensor, rows: Rows, seen: "_Seen", outs: dict[str, Out]) -> Hidden:
+    def _decode_words(self, x: Tensor, rows: Rows, encoded: "_Encoded", outs: dict[str, Out]) -> Hidden:
         """The upper half over words."""
-        out = forward_blocks(self.decoder, x, rows, memory=Memory(seen.pooled.y, None))
-        outs = {"encoder": seen.encoder, "pooler": seen.pooled, **outs, "decoder": out}
+        out = forward_blocks(self.decoder, x, rows, memory=Memory(encoded.pooled.y, None))
+        outs = {"encoder": encoded.encoder, "pooler": encoded.pooled, **outs, "decoder": out}
         return Hidden(self.norm(out.y), *gather_auxiliary(outs))
 
     # decoding
@@ -353,12 +353,12 @@ class Coca(Model):
             ids = F.pad(packed, (0, 1)).scatter(1, rows.count[:, None], self.config.vocabulary)
             self.text(ids, rows._replace(count=rows.count + 1, T=rows.T + 1), maps=found)
             return found.results
-        seen = self._look(images)
+        encoded = self._encode_pictures(images)
         x = self.text(packed, rows).y
-        forward_blocks(self.decoder, x, rows, memory=Memory(seen.pooled.y, None), maps=found)
+        forward_blocks(self.decoder, x, rows, memory=Memory(encoded.pooled.y, None), maps=found)
         maps = [part if keep is None else unpack(part, keep[:, None], dim=2) for part in found.results]
         if place == "patches":
-            return self._through_pooler(maps, seen)
+            return self._through_pooler(maps, encoded)
         layers = [block.attention if place == "decoder" else block.cross for block in self.decoder]
         return [
             unpack(part, keep[:, None, None], dim=3)
@@ -367,7 +367,7 @@ class Coca(Model):
             for layer, part in zip(layers, maps, strict=True)
         ]
 
-    def _through_pooler(self, maps: list[Tensor], seen: "_Seen") -> list[Tensor]:
+    def _through_pooler(self, maps: list[Tensor], encoded: "_Encoded") -> list[Tensor]:
         """Maps to the pooled queries [B, H, T, M] as maps to the patches [B, H, T, n]."""
         layers = [self.pooler.attention, *(block.cross for block in self.decoder)]
         names = [layer.facts.name for layer in layers if layer is not None and layer.facts.columns != "tokens"]
@@ -376,7 +376,7 @@ class Coca(Model):
                 f"attention {names[0]!r} compresses its keys to slots, which are no patches: look at the maps of "
                 "'cross' and 'pooler'"
             )
-        pooled = self.pooler.map(seen.patches).mean(1, keepdim=True)  # [B, 1, M, n]
+        pooled = self.pooler.map(encoded.patches).mean(1, keepdim=True)  # [B, 1, M, n]
         return [part @ pooled for part in maps]
 
 
@@ -386,7 +386,7 @@ def _widen_scale(model: Coca, state: dict[str, Tensor], prefix: str, *rest: obje
         state[f"{prefix}log_scale"] = scale.view(1)
 
 
-class _Seen(NamedTuple):
+class _Encoded(NamedTuple):
     """Pictures, as patches and as what is pooled of them."""
 
     patches: Memory

@@ -182,6 +182,8 @@ def retrieve(arguments: argparse.Namespace) -> int:
         raise ValueError(f"give --pictures or --texts, what to find some in, got {got}")
     if arguments.count < 1:
         raise ValueError(f"--count must be at least 1, got {arguments.count}")
+    if not all(query.strip() for query in arguments.queries):
+        raise ValueError("a query is blank: give a text with --pictures, or a picture file with --texts")
     captioner = Captioner.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     _warn_untrained(arguments.run, "contrastive")
     with few_warnings() as warn:

@@ -70,21 +70,21 @@ def _add_threshold(added: argparse.ArgumentParser | EvaluationFlags) -> None:
 
 def classify(arguments: argparse.Namespace) -> int | None:
     """regard classify"""
-    from regard.data.images.decode import SUFFIXES
     from regard.data.text import opened, read_sentences, shown
     from regard.tasks.captions import verbs as captions
     from regard.tasks.classify import Classifier
     from regard.tasks.images import verbs as images
     from regard.training.run import Run
 
-    if (arguments.labels is not None or arguments.images) and Path(arguments.run).suffix.lower() not in SUFFIXES:
+    is_for_images = images.is_for_images(arguments.run)
+    if (arguments.labels is not None or arguments.images) and not is_for_images:
         # lest a missing folder be taken for a run of texts
         Run.open(arguments.run)
-    is_for_images = images.is_for_images(arguments.run)
     if captions.is_for_captions(arguments.run):
         return captions.classify(arguments)
     if arguments.labels is not None:
-        raise ValueError(f"--labels is for runs of captions: {arguments.run} has labels of its own")
+        classifier = arguments.run if Path(arguments.run).is_dir() else "the bundled classifier"
+        raise ValueError(f"--labels is for runs of captions: {classifier} has labels of its own")
     if is_for_images:
         return images.classify(arguments)
     if arguments.images:

@@ -42,6 +42,10 @@ def is_for_images(run: str) -> bool:
                 f"labels a folder of classes: regard evaluate RUN --data {run}"
             )
         return tasks.of(Run.open(run)).name == "images"
+    if Path(run).is_file() and not is_image(Path(run)):
+        raise ValueError(
+            f"{run} is a file and no run folder: a picture for the bundled classifier ends in {', '.join(SUFFIXES)}"
+        )
     return is_image(Path(run))
 
 

@@ -357,6 +357,7 @@ def test_batches_follow_from_seed_epoch_and_index():
     for name, part in one.get(2, 3)._asdict().items():
         assert part is None or torch.equal(part, getattr(late, name))
     assert not torch.equal(one.get(2, 3).draws, one.get(2, 2).draws)
+    assert not torch.equal(one.get(2, 3).draws, one.get(1, 3).draws)
     assert not torch.equal(one.get(2, 3).indices, one.get(1, 3).indices)
     assert not torch.equal(one.get(2, 3).draws, batches(seed=4).get(2, 3).draws)
 

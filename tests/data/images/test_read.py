@@ -173,6 +173,28 @@ def test_images_of_different_sizes_come_out_in_one(tmp_path):
     assert read_images(tmp_path, channels=1, size=(8, 8)).pixels.shape == (7, 1, 8, 8)
 
 
+def test_one_image_in_colour_makes_all_of_them_so(tmp_path):
+    """Wherever it stands among the files."""
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "0.png").write_bytes(encoded(painted("red", number)[..., 0]))
+    assert read_images(tmp_path).channels == 1
+    for number in range(3):
+        kept = (tmp_path / str(number) / "0.png").read_bytes()
+        (tmp_path / str(number) / "0.png").write_bytes(encoded(painted("red", number)))
+        assert read_images(tmp_path).channels == 3
+        (tmp_path / str(number) / "0.png").write_bytes(kept)
+
+
+def test_a_large_jpeg_is_decoded_at_no_less_than_is_asked_for():
+    """It is decoded at a fraction of its size, which must not be seen."""
+    row, column = np.mgrid[:256, :256]
+    stripes = (127 + 120 * np.sin(row / 4) * np.sin(column / 4)).astype(np.uint8)
+    data = encoded(stripes, "JPEG", quality=95)
+    whole = from_image(Image.open(io.BytesIO(data)), (64, 64), 1)
+    assert np.abs(decode(data, (64, 64), 1).astype(int) - whole).mean() < 4
+
+
 def test_broken_files_are_refused_or_skipped(tmp_path):
     write_folders(tmp_path, 2)
     (tmp_path / "red" / "cut.png").write_bytes(encoded(painted("red", 1))[:-40])

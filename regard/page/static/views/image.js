@@ -304,7 +304,7 @@ export function mount(host, app) {
   function answer() {
     const { answers: list, label, unsure, classes } = seen.meta;
     if (caption) {
-      answers.replaceChildren(el("h2", {}, options().text ? "Caption that is read" : "Caption"), el("p", { className: "reading", dir: "auto" }, caption.text), label === null ? "" : el("p", { className: "quiet truth" }, "One of its own: ", el("span", { dir: "auto" }, label)));
+      answers.replaceChildren(el("h2", {}, options().text ? "Caption that is read" : "Caption"), el("p", { className: "reading", dir: "auto" }, caption.text), label === null ? "" : el("p", { className: "quiet truth" }, "A reference: ", el("span", { dir: "auto" }, label)));
       return;
     }
     if (!list.length) { answers.replaceChildren(); return; }
