@@ -18,7 +18,7 @@ from typing import Any
 from regard.compare.measure import Process, Setting
 from regard.compare.plan import CostPlan
 from regard.compare.results import Results
-from regard.compare.run import Tools, fill_costs
+from regard.compare.run import Environment, fill_costs
 from regard.compare.store import Folder
 
 RIVAL = "dot"  # the row under whose name softmax runs once more
@@ -53,7 +53,7 @@ def try_once(share: float) -> dict[str, Any]:
 
     plan = CostPlan(specs=(RIVAL,), lengths=(LENGTH,), width=256, heads=4, threads=1, minutes=3)
     with tempfile.TemporaryDirectory() as folder:
-        fill_costs(plan, Folder(folder), Tools(contestant=contestant, tell=lambda line: None))
+        fill_costs(plan, Folder(folder), Environment(contestant=contestant, report=lambda line: None))
         return next(row for row in Results(plan, Folder(folder)).rows if row["spec"] == RIVAL)
 
 

@@ -42,7 +42,11 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument("--length", metavar="N,N", help="numbers of tokens (default: 2048)")
     added.add_argument("--batch", type=int, help="rows (default: 1)")
     added.add_argument("--role", choices=("causal", "self", "cross"), help="role of the layers (default: causal)")
-    added.add_argument("--width", type=int, help="model width, d_model (default: 512)")
+    added.add_argument(
+        "--width",
+        metavar="N",
+        help="model width, d_model (default: 512, with --task 64); with --table mqar its widths, such as 64,256",
+    )
     added.add_argument("--heads", type=int, help="heads (default: 8)")
     added.add_argument(
         "--part",
@@ -69,12 +73,14 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument("--markdown", action="store_true", help="print Markdown")
     added.add_argument("--csv", metavar="FILE", help="also write the table as CSV")
     added.add_argument("--html", metavar="FILE", help="also write one HTML page that needs no network")
-    added.add_argument("--plot", metavar="FILE", help="also draw what nothing beats: .png, .svg or .pdf")
+    added.add_argument(
+        "--plot", metavar="FILE", help="also draw the Pareto frontier, or the picture of a table: .png, .svg or .pdf"
+    )
     added.add_argument("--against", metavar="FOLDER", help="also say what changed since other results")
     added.add_argument(
         "--table",
         help="fill a table by its name: complexity, tasks, recall, mqar, state, mad, survey; with your files arena, "
-        "wmt, scaling, multi30k, wikitext, imdb or cifar10; with --report, which of the tables of the folder",
+        "wmt, scaling, multi30k, wikitext, imdb or cifar10; with --report, which table of the folder is shown",
     )
     added.add_argument(
         "--size", choices=("smoke", "small", "paper"), default="smoke", help="size of --table (default: smoke)"
@@ -83,7 +89,8 @@ def add_verbs(verb: AddVerb) -> None:
 
 def _add_training(added: argparse.ArgumentParser) -> None:
     group = added.add_argument_group(
-        "what it learns", "With --task, small models are trained too. Flags of regard train, with a dot, are handed on."
+        "what it learns",
+        "With --task, small models are trained too. Flags of regard train, which have a dot, are passed on to it.",
     )
     group.add_argument(
         "--task",
@@ -92,12 +99,12 @@ def _add_training(added: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--budget",
-        help="what every row gets: updates=600, epochs=5, tokens=2M, flops=1P or minutes=10; with --table, in place of "
-        "that of its size",
+        help="training budget of every row: updates=600, epochs=5, tokens=2M, flops=1P or minutes=10; with --table, in "
+        "place of that of its size",
     )
     group.add_argument("--seeds", type=int, help="seeds at the best learning rate (default: 3)")
     group.add_argument("--rates", metavar="R,R", help="learning rates to try (default: three, by the width)")
-    group.add_argument("--jobs", type=int, help="models that are trained at a time (default: 1)")
+    group.add_argument("--jobs", type=int, help="number of models that are trained at a time (default: 1)")
     group.add_argument(
         "--exclusive",
         action="store_true",
@@ -105,7 +112,7 @@ def _add_training(added: argparse.ArgumentParser) -> None:
         help="tasks of regard train: one of the --jobs trains at a time, the others prepare and evaluate meanwhile; so "
         "speeds can be compared",
     )
-    group.add_argument("--position", help="spec of the positions, the same for all rows (default: sinusoidal)")
+    group.add_argument("--position", help="spec of the position scheme, the same for all rows (default: sinusoidal)")
     group.add_argument(
         "--pretrain",
         choices=("none", "self"),
@@ -142,7 +149,7 @@ def compare(arguments: argparse.Namespace) -> int:
     from regard.compare.complexity import fill_complexity
     from regard.compare.filling import fill_quality
     from regard.compare.results import Results, write_plans
-    from regard.compare.run import Interrupted, Tools, fill_costs
+    from regard.compare.run import Environment, Interrupted, fill_costs
     from regard.compare.store import Folder
     from regard.compare.tables import build
     from regard.tasks.load import pick_device
@@ -154,15 +161,15 @@ def compare(arguments: argparse.Namespace) -> int:
     # held, lest a second process changes what the first one reports
     with folder.writing("regard compare"):
         write_plans(folder, costs, quality, table)
-    tools = Tools(force=arguments.force, command=shlex.join(["regard", *sys.argv[1:]]))
+    environment = Environment(force=arguments.force, command=shlex.join(["regard", *sys.argv[1:]]))
     code = 0
     results = Results(costs, folder, quality, None if table is None else build(*table))
     try:
         if results.table is not None:
-            fill_complexity(results.table.complexity, folder, tools)
-        fill_quality(quality, folder, tools)
+            fill_complexity(results.table.complexity, folder, environment)
+        fill_quality(quality, folder, environment)
         if costs is not None:
-            fill_costs(costs, folder, tools)
+            fill_costs(costs, folder, environment)
     except Interrupted as stopped:
         notice(f"{stopped}; continue with: regard compare --out {folder.path}")
         code = stopped.code
@@ -173,25 +180,34 @@ def compare(arguments: argparse.Namespace) -> int:
 def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], tuple[str, ...] | None]:
     """The plans that the flags ask for, and the table they are of; without flags, those that the folder has."""
     from regard.compare.budget import budget_from
+    from regard.compare.plan import whole_numbers
     from regard.compare.results import read_plans
     from regard.compare.run import with_threads
     from regard.compare.tables import build
 
     given = {name: value for name in (*ASKED, *TRAINED) if (value := getattr(arguments, name)) is not None}
+    widths = whole_numbers("--width", given["width"]) if "width" in given else ()
+    if len(widths) > 1 and arguments.table is None:
+        raise ValueError(f"--width takes one width, got {arguments.width}: several are for --table mqar")
+    given |= {"width": widths[0]} if widths else {}
     rest = getattr(arguments, "rest", [])
     known = folder.read_plan()
     names = ("minutes", "device", "dtype", "jobs", "exclusive", "seeds")
     common = {name: given[name] for name in names if name in given}
     rates = _rates(arguments)
     if arguments.table is not None:
-        if set(given) - {*common, "rates", "pretrain", "budget"}:
+        if set(given) - {*common, "rates", "pretrain", "budget", "width"}:
             raise ValueError(
                 "--table has settings of its own: it takes names of its rows, --size, --task, --pretrain, --budget, "
-                "--minutes, --device, --dtype, --jobs, --exclusive, --seeds, --rates and the flags of its data"
+                "--width of mqar, --minutes, --device, --dtype, --jobs, --exclusive, --seeds, --rates and the flags of "
+                "its data"
             )
         asked = (arguments.table, arguments.size, *rest)
-        table = build(*asked, budget=None if arguments.budget is None else budget_from(arguments.budget))
+        budget = None if arguments.budget is None else budget_from(arguments.budget)
+        table = build(*asked, budget=budget, widths=widths)
         costs = None if table.costs is None else _changed(with_threads(table.costs), common)
+        if costs is not None and table.quality:
+            costs = costs.only(arguments.specs)
         return costs, [_changed(plan, common | rates) for plan in _chosen(table.quality, arguments)], asked
     if (
         known is not None
@@ -237,12 +253,12 @@ def _changed(plan: Any, values: dict[str, Any]) -> Any:
 
 
 def _cost_plan(arguments: argparse.Namespace, given: dict[str, Any]) -> Any:
-    from regard.compare.plan import CostPlan, lengths_from
+    from regard.compare.plan import CostPlan, whole_numbers
     from regard.compare.run import with_threads
 
     asked = {name: given[name] for name in ASKED if name in given}
     if "length" in asked:
-        asked["lengths"] = lengths_from(asked.pop("length"))
+        asked["lengths"] = whole_numbers("--length", asked.pop("length"))
     return with_threads(CostPlan(specs=tuple(arguments.specs), **asked))
 
 

@@ -23,7 +23,7 @@ ATTENTIONS = (
 
 @dataclass(frozen=True)
 class Size:
-    """How long the sequences of a size are, the model, and how long it trains on each task."""
+    """The lengths of the sequences, the model, and the updates on each task of one size."""
 
     updates: dict[str, int]
     listops: int
@@ -50,19 +50,19 @@ FILES = ("--data.text", "--test.text", "--data.images")
 
 def plans(size: str, flags: tuple[str, ...]) -> tuple[QualityPlan, ...]:
     """The tasks that can be run: text and pictures only where files are given."""
-    sizes, given = SIZES[size], files(flags)
+    sizes, paths_of = SIZES[size], files(flags)
     long = f"listops-long(shortest={sizes.listops // 4})"
-    asked = [
+    tasks = [
         ("ListOps", "listops" if size == "smoke" else long, sizes.listops),
         ("Path", f"pathfinder(side={sizes.side}, paddles={sizes.paddles})", 0),
     ]
-    if "--data.text" in given:
-        paths = f"train={given['--data.text']!r}, test={given['--test.text']!r}"
-        asked.append(("Text", f"lra-text({paths})", sizes.text))
-    if "--data.images" in given:
-        asked.append(("Image", f"lra-image(images={given['--data.images']!r})", 0))
+    if "--data.text" in paths_of:
+        paths = f"train={paths_of['--data.text']!r}, test={paths_of['--test.text']!r}"
+        tasks.append(("Text", f"lra-text({paths})", sizes.text))
+    if "--data.images" in paths_of:
+        tasks.append(("Image", f"lra-image(images={paths_of['--data.images']!r})", 0))
     titles = {"none": "from scratch", "self": "self-pretrained"}
-    found = [
+    plans_of_tasks = [
         QualityPlan(
             task,
             length=length,
@@ -73,10 +73,10 @@ def plans(size: str, flags: tuple[str, ...]) -> tuple[QualityPlan, ...]:
             pretrain=pretrain,
             title=f"{name}, {titles[pretrain]}",
         )
-        for name, task, length in asked
+        for name, task, length in tasks
         for pretrain in PRETRAININGS
     ]
-    return tuple(replace(plan, specs=attentions(plan.tokens)) for plan in found)
+    return tuple(replace(plan, specs=attentions(plan.tokens)) for plan in plans_of_tasks)
 
 
 def attentions(length: int) -> tuple[str, ...]:
@@ -85,11 +85,11 @@ def attentions(length: int) -> tuple[str, ...]:
 
 
 def files(flags: tuple[str, ...]) -> dict[str, str]:
-    """The files of the flags; text needs its test set too."""
-    given = dict(zip(flags[::2], flags[1::2], strict=False))
-    unknown = [flag for flag in given if flag not in FILES]
+    """The path of each flag; text needs its test set too."""
+    paths_of = dict(zip(flags[::2], flags[1::2], strict=False))
+    unknown = [flag for flag in paths_of if flag not in FILES]
     if unknown or len(flags) % 2:
         raise ValueError(f"table 'arena' takes {', '.join(FILES)}, each with a path, got {' '.join(flags)}")
-    if ("--data.text" in given) != ("--test.text" in given):
+    if ("--data.text" in paths_of) != ("--test.text" in paths_of):
         raise ValueError("text needs both --data.text and --test.text: labelled files to train on and to test on")
-    return given
+    return paths_of

@@ -1,4 +1,4 @@
-"""Equal budgets: parameters within 1 % by the feed-forward width, and how many updates an amount of something buys."""
+"""Equal budgets: the feed-forward width that makes parameters equal within 1 %, and the updates that a budget buys."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from torch import nn
 from regard import models
 from regard.layers.position.base import Position
 
-WITHIN = 0.01  # share of the baseline's parameters by which a row may differ
-STEP = 8  # the feed-forward width is a multiple of it where that is fine enough
+TOLERANCE = 0.01  # share of the baseline's parameters by which a row may differ
+WIDTH_STEP = 8  # the feed-forward width is a multiple of it where that is fine enough
 AXES = {
     "tokens": "tokens read in training",
     "updates": "updates of the weights",
@@ -24,7 +24,7 @@ UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 @dataclass(frozen=True)
 class Budget:
-    """An amount of something that every row gets."""
+    """What every row may spend on its training: an amount on one axis."""
 
     axis: str = "updates"
     amount: float = 600.0
@@ -64,8 +64,8 @@ class OverBudget(ValueError):
 
 
 @dataclass(frozen=True)
-class Sized:
-    """A config with about as many parameters as the baseline, and how that came."""
+class SizedConfig:
+    """A config whose parameters were made equal to those of the baseline, as far as possible."""
 
     config: Any
     parameters: int  # without embeddings, head and position tables
@@ -74,7 +74,7 @@ class Sized:
 
     @property
     def inner(self) -> int | None:
-        """The feed-forward width that was found."""
+        """The feed-forward width that was chosen."""
         return getattr(self.config, "inner", None)
 
 
@@ -91,29 +91,29 @@ def count(config: Any) -> tuple[int, int]:
     return sum(every.values()) - embedding, embedding
 
 
-def solve(config: Any, target: int) -> Sized:
+def equalize_parameters(config: Any, target: int) -> SizedConfig:
     """The config whose feed-forward width brings its parameters nearest to the target."""
     parameters, embedding = count(config)
-    if abs(parameters - target) <= WITHIN * target or not hasattr(config, "inner"):
-        return _judged(config, parameters, embedding, target)
-    # linear in the width: two counts tell the slope
-    wider, _ = count(dataclasses.replace(config, inner=config.inner + STEP))
-    slope = (wider - parameters) / STEP
+    if abs(parameters - target) <= TOLERANCE * target or not hasattr(config, "inner"):
+        return _sized_config(config, parameters, embedding, target)
+    # parameters are linear in the width: two counts give the slope
+    wider, _ = count(dataclasses.replace(config, inner=config.inner + WIDTH_STEP))
+    slope = (wider - parameters) / WIDTH_STEP
     if slope <= 0:
-        return _judged(config, parameters, embedding, target)
+        return _sized_config(config, parameters, embedding, target)
     ideal = config.inner + (target - parameters) / slope
     # a small model has more than 1 % in one step
-    each = STEP if STEP * slope <= WITHIN * target else 1
-    found = [max(each, each * (int(ideal // each) + step)) for step in (0, 1)]
-    sized = [(inner, count(dataclasses.replace(config, inner=inner))[0]) for inner in dict.fromkeys(found)]
+    each = WIDTH_STEP if WIDTH_STEP * slope <= TOLERANCE * target else 1
+    candidates = [max(each, each * (int(ideal // each) + step)) for step in (0, 1)]
+    sized = [(inner, count(dataclasses.replace(config, inner=inner))[0]) for inner in dict.fromkeys(candidates)]
     inner, parameters = min(sized, key=lambda pair: abs(pair[1] - target))
-    return _judged(dataclasses.replace(config, inner=inner), parameters, embedding, target)
+    return _sized_config(dataclasses.replace(config, inner=inner), parameters, embedding, target)
 
 
-def _judged(config: Any, parameters: int, embedding: int, target: int) -> Sized:
-    off = abs(parameters - target) > WITHIN * target
+def _sized_config(config: Any, parameters: int, embedding: int, target: int) -> SizedConfig:
+    off = abs(parameters - target) > TOLERANCE * target
     over = f"{_figure(parameters)}, not within 1 % of {_figure(target)}" if off else ""
-    return Sized(config, parameters, embedding, over)
+    return SizedConfig(config, parameters, embedding, over)
 
 
 def _figure(parameters: int) -> str:

@@ -53,8 +53,8 @@ def _compared(before: Cell, now: Cell) -> list[dict[str, Any]]:
             "spec": question.spec,
             "length": question.length,
             "metric": metric,
-            "before": one.middle,
-            "now": other.middle,
+            "before": one.estimate,
+            "now": other.estimate,
             "changed": not one.overlaps(other),
         }
         for metric, one, other in found

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.compare.question import Question, code_of, short
-from regard.compare.run import Tools, provenance
+from regard.compare.run import Environment, provenance
 from regard.compare.store import DONE, Cell, Folder
 from regard.core.shape import Role
 from regard.core.tally import Tally, tensors_of
@@ -23,7 +23,7 @@ WIDTHS = (64, 128, 256)  # between which it grows with the width, at LENGTHS[0]
 WIDTH = 64
 DEPTH_LENGTHS = (128, 256, 512)
 PATH_LENGTHS = (32, 64, 128)
-MOST_LAYERS = 64
+MAX_LAYERS = 64
 
 
 class Depth(TorchDispatchMode):
@@ -128,7 +128,7 @@ def path(spec: str, role: Role, length: int) -> int | None:
     one = (reaches | torch.eye(length, dtype=torch.bool)).float()
     wanted = torch.ones(length, length).tril() if role == "causal" else torch.ones(length, length)
     connected = one
-    for layers in range(1, MOST_LAYERS + 1):
+    for layers in range(1, MAX_LAYERS + 1):
         if bool((connected[wanted > 0] > 0).all()):
             return layers
         further = ((connected @ one) > 0).float()
@@ -149,17 +149,17 @@ def question(spec: str, role: str) -> Question:
     return Question(kind="path", spec=short(spec), role=role, length=LENGTHS[-1], model=sizes, code=code)
 
 
-def fill_complexity(rows: Sequence[tuple[str, str]], folder: Folder, tools: Tools) -> None:
+def fill_complexity(rows: Sequence[tuple[str, str]], folder: Folder, environment: Environment) -> None:
     """Counts the rows that have no answer yet."""
-    with folder.writing("regard compare"), tools.listening():
+    with folder.writing("regard compare"), environment.listening():
         for spec, role in rows:
-            tools.check_signals()
+            environment.check_signals()
             asked = question(spec, role)
-            if tools.force or folder.get(asked) is None:
+            if environment.force or folder.get(asked) is None:
                 folder.put(
-                    Cell(asked, DONE, "", describe(spec, cast(Role, role)), {}, provenance("cpu", tools.command))
+                    Cell(asked, DONE, "", describe(spec, cast(Role, role)), {}, provenance("cpu", environment.command))
                 )
-                tools.tell(f"{spec}: counted")
+                environment.report(f"{spec}: counted")
 
 
 def describe(spec: str, role: Role) -> dict[str, Any]:

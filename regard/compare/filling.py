@@ -12,37 +12,37 @@ from typing import Any
 
 from regard.compare import budget
 from regard.compare.jobs import STOPPED, UNCAPTURED, Job, Outcome, finished
-from regard.compare.learn import Lesson
+from regard.compare.learn import Trial
 from regard.compare.plan import BASELINE
-from regard.compare.quality import ENSEMBLE, SWEEP_SEED, Asked, QualityPlan
-from regard.compare.run import Tools, provenance
-from regard.compare.runs import RunLesson
+from regard.compare.quality import ENSEMBLE, SWEEP_SEED, QualityPlan, TrialKey
+from regard.compare.run import Environment, provenance
+from regard.compare.runs import RunTrial
 from regard.compare.store import DONE, Cell, Folder
 
-MOST_LOAD = 0.5  # per core, with which a budget of minutes is a fair one
-AGAIN = ("error", "absent")  # statuses of cells that are trained again: what failed may have been mended
+MAX_LOAD = 0.5  # per core, with which a budget of minutes is a fair one
+RETRIED = ("error", "absent")  # statuses of cells that are trained again: what failed may have been mended
 
 
 class Filling:
-    """The cells of a plan, in progress."""
+    """The cells of a plan while they are trained: which have their answer, which are begun, and which are ready."""
 
-    def __init__(self, plan: QualityPlan, folder: Folder, tools: Tools):
-        self.plan, self.folder, self.tools = plan, folder, tools
+    def __init__(self, plan: QualityPlan, folder: Folder, environment: Environment):
+        self.plan, self.folder, self.environment = plan, folder, environment
         self.rates = list(plan.grid())
-        self.begun: set[Asked] = set()
-        self.ended: set[Asked] = set()
-        self.started: dict[Asked, float] = {}  # when the cells in progress began
+        self.begun: set[TrialKey] = set()
+        self.ended: set[TrialKey] = set()
+        self.started: dict[TrialKey, float] = {}  # when the cells in progress began
         self.seconds: dict[str, list[float]] = {}  # that cells took in this call, by row
         self.uncaptured: set[str] = set()  # rows that train without CUDA graphs
         self.specs: list[str] = []
 
     def begin(self) -> None:
-        """Finds the rows that can be trained; those that cannot are stored as such."""
+        """Finds the rows that can be trained, and stores why the others cannot."""
         self.specs = [spec for spec, refusal in self.plan.rows() if not refusal and self._fits(spec)]
 
-    def ready(self) -> list[Asked]:
-        """The cells that can be trained now and are not begun: those of the sweep, then those of one more rate if a
-        best one is at its edge, then the seeds, then what is made of their runs."""
+    def ready(self) -> list[TrialKey]:
+        """The cells that can be trained now and are not begun: those of the sweep, then those of one more learning rate
+        if a best one is at the edge of the grid, then the seeds, then what is derived from their runs."""
         trained = [spec for spec in self.specs if not self.plan.variant(spec).of]
         sweep = [(spec, rate, SWEEP_SEED) for rate in self.rates for spec in trained] if self.plan.sweeps else []
         if waiting := self._unanswered(sweep):
@@ -56,8 +56,8 @@ class Filling:
         # a row whose runs are there need not wait for the others
         return self._fresh([*self._unanswered(seeds), *self._unanswered(self._derived())])
 
-    def _derived(self) -> Iterable[Asked]:
-        """What is made of runs that are trained: the same with other decoding, and ensembles."""
+    def _derived(self) -> Iterable[TrialKey]:
+        """Cells that evaluate trained runs in another way: with other decoding, or as an ensemble."""
         for spec in self.specs:
             variant = self.plan.variant(spec)
             rate = best_rate(self, spec)
@@ -70,13 +70,13 @@ class Filling:
             elif len(done) == len(runs):
                 yield spec, rate, ENSEMBLE
 
-    def _unanswered(self, cells: Iterable[Asked]) -> list[Asked]:
+    def _unanswered(self, cells: Iterable[TrialKey]) -> list[TrialKey]:
         waiting = [cell for cell in cells if cell not in self.ended]
-        if self.tools.force:
+        if self.environment.force:
             return waiting
-        return [cell for cell in waiting if (known := self.cell(*cell)) is None or known.status in AGAIN]
+        return [cell for cell in waiting if (known := self.cell(*cell)) is None or known.status in RETRIED]
 
-    def _fresh(self, cells: list[Asked]) -> list[Asked]:
+    def _fresh(self, cells: list[TrialKey]) -> list[TrialKey]:
         return [cell for cell in cells if cell not in self.begun]
 
     def answered(self, spec: str) -> list[bool]:
@@ -93,7 +93,7 @@ class Filling:
         seeds = list(plan.seed_numbers)
         if variant.of:
             runs = {seed: self.cell(trained, rate, seed) for seed in seeds}
-            seeds = [seed for seed, run in runs.items() if run is None or run.status in (DONE, *AGAIN)]
+            seeds = [seed for seed, run in runs.items() if run is None or run.status in (DONE, *RETRIED)]
         if variant.ensemble:
             seeds = [ENSEMBLE] if len(seeds) == plan.seeds else []
         return [*own, *(not self._unanswered([(spec, rate, seed)]) for seed in seeds)]
@@ -105,7 +105,7 @@ class Filling:
         if not any(left.values()) or not every:
             return None if any(left.values()) else 0.0
         each = {spec: fmean(self.seconds.get(spec, every)) for spec in left}
-        now = self.tools.clock()
+        now = self.environment.clock()
         begun = sum(min(now - since, each.get(spec, 0.0)) for (spec, *_), since in self.started.items())
         return max(0.0, sum(count * each[spec] for spec, count in left.items()) - begun)
 
@@ -114,11 +114,11 @@ class Filling:
         plan = self.plan
         if plan.is_run or plan.anyway:
             return True
-        lesson = plan.lesson(spec, self.rates[0], SWEEP_SEED)
-        task = lesson.find_task()
+        trial = plan.trial(spec, self.rates[0], SWEEP_SEED)
+        task = trial.find_task()
         try:
-            target, _ = budget.count(lesson.config(BASELINE, task))
-            sized = budget.solve(lesson.config(spec, task), target)
+            target, _ = budget.count(trial.config(BASELINE, task))
+            sized = budget.equalize_parameters(trial.config(spec, task), target)
         except ValueError as error:
             self.put((spec, self.rates[0], SWEEP_SEED), ("refused", str(error), ({}, {})))
             return False
@@ -130,21 +130,21 @@ class Filling:
         """The answer of a cell, if it has one."""
         return self.folder.get(self.plan.question(spec, rate, seed))
 
-    def lesson(self, asked: Asked) -> Lesson | RunLesson:
-        """What a process gets to train."""
+    def trial(self, asked: TrialKey) -> Trial | RunTrial:
+        """The settings of a cell, for the process that trains it."""
         self.begun.add(asked)
-        self.started[asked] = self.tools.clock()
+        self.started[asked] = self.environment.clock()
         if self.plan.is_run:
-            return replace(self.plan.run_lesson(*asked, self.folder), afresh=self.tools.force)
-        return replace(self.plan.lesson(*asked, self.folder), graphs=asked[0] not in self.uncaptured)
+            return replace(self.plan.run_trial(*asked, self.folder), afresh=self.environment.force)
+        return replace(self.plan.trial(*asked, self.folder), graphs=asked[0] not in self.uncaptured)
 
-    def end(self, asked: Asked, outcome: Outcome) -> str:
-        """Stores what was found, and says it; empty: the cell has no answer yet."""
+    def end(self, asked: TrialKey, outcome: Outcome) -> str:
+        """Stores an outcome, and returns the line about it; empty: the cell has no answer yet."""
         status, note, found = outcome
         spec, rate, seed = asked
-        taken = self.tools.clock() - self.started.pop(asked)
+        taken = self.environment.clock() - self.started.pop(asked)
         if status == UNCAPTURED:
-            self.tools.tell(f"{spec} {self.plan.name}: {note}")
+            self.environment.report(f"{spec} {self.plan.name}: {note}")
             self.uncaptured.add(spec)
             self.begun.remove(asked)
             return ""
@@ -155,69 +155,69 @@ class Filling:
             self.seconds.setdefault(spec, []).append(taken)
         self.put(asked, outcome)
         if not self.plan.is_run:
-            Path(self.plan.lesson(*asked, self.folder).saved).unlink(missing_ok=True)
+            Path(self.plan.trial(*asked, self.folder).saved).unlink(missing_ok=True)
         score = f"{found[0]['score']:.3f}, {found[0]['seconds']:.0f} s" if status == DONE else f"{status}: {note}"
         who = "ensemble" if seed == ENSEMBLE else f"seed {seed}"
         return f"{spec} {self.plan.name} rate {rate:g} {who}: {score}"
 
-    def put(self, asked: Asked, outcome: Outcome) -> None:
+    def put(self, asked: TrialKey, outcome: Outcome) -> None:
         status, note, found = outcome
-        where = provenance(self.plan.device, self.tools.command)
+        where = provenance(self.plan.device, self.environment.command)
         self.folder.put(Cell(self.plan.question(*asked), status, note, *found, where))
 
 
 def fill_quality(
     plans: Sequence[QualityPlan],
     folder: Folder,
-    tools: Tools | None = None,
+    environment: Environment | None = None,
     train: Callable[[Any], Outcome] | None = None,
 ) -> None:
     """Trains every cell of the plans that has no answer yet, until the time ends; what is in progress then continues
     the next time. `train` stands in for the processes."""
-    tools = tools or Tools()
+    environment = environment or Environment()
     if not plans:
         return
-    with folder.writing("regard compare"), tools.listening():
-        fillings = [Filling(plan, folder, tools) for plan in plans]
+    with folder.writing("regard compare"), environment.listening():
+        fillings = [Filling(plan, folder, environment) for plan in plans]
         for filling in fillings:
             filling.begin()
-        _check_load(fillings, folder, tools)
+        _check_load(fillings, folder, environment)
         if train is None:
-            _train(fillings, tools)
+            _train(fillings, environment)
             return
         while pair := _next(fillings):
             filling, asked = pair
-            tools.check_signals()
-            _end(fillings, filling, asked, train(filling.lesson(asked)))
+            environment.check_signals()
+            _end(fillings, filling, asked, train(filling.trial(asked)))
 
 
-def _check_load(fillings: list[Filling], folder: Folder, tools: Tools) -> None:
+def _check_load(fillings: list[Filling], folder: Folder, environment: Environment) -> None:
     """Raises where cells are to be trained for minutes beside other work, which would get less done in them."""
-    if tools.force or not any(filling.plan.axis == "minutes" and filling.ready() for filling in fillings):
+    if environment.force or not any(filling.plan.axis == "minutes" and filling.ready() for filling in fillings):
         return
-    load = tools.load()
-    if load > MOST_LOAD:
+    load = environment.load()
+    if load > MAX_LOAD:
         raise ValueError(
             "a budget of minutes needs a machine without other work: the load average of the last minute is "
-            f"{load:.2g} per core, and should be at most {MOST_LOAD:g}. Wait until it is, and continue with "
+            f"{load:.2g} per core, and should be at most {MAX_LOAD:g}. Wait until it is, and continue with "
             f"regard compare --out {folder.path}; or use a budget of updates or tokens; or train all the same with "
             "--force"
         )
 
 
-def _train(fillings: list[Filling], tools: Tools) -> None:
+def _train(fillings: list[Filling], environment: Environment) -> None:
     """Processes, as many at a time as the plans allow, until nothing is left or the time ends."""
     jobs = min(filling.plan.jobs for filling in fillings)
-    deadline = tools.clock() + 60 * max(filling.plan.minutes for filling in fillings)
-    running: dict[Job, tuple[Filling, Asked]] = {}
+    deadline = environment.clock() + 60 * max(filling.plan.minutes for filling in fillings)
+    running: dict[Job, tuple[Filling, TrialKey]] = {}
     free: list[Job] = []
-    again: list[tuple[Filling, Asked]] = []  # cells that get a new process
+    again: list[tuple[Filling, TrialKey]] = []  # cells that get a new process
     try:
-        while tools.clock() < deadline:
-            tools.check_signals()
+        while environment.clock() < deadline:
+            environment.check_signals()
             while len(running) < jobs and (pair := _next(fillings)) is not None:
                 filling, asked = pair
-                running[_job(filling.lesson(asked), [] if pair in again else free)] = pair
+                running[_job(filling.trial(asked), [] if pair in again else free)] = pair
             if not running:
                 return
             for job in finished(list(running), 1.0):
@@ -225,7 +225,7 @@ def _train(fillings: list[Filling], tools: Tools) -> None:
                 outcome = job.outcome()
                 if outcome[0] == "error":
                     # a signal to the whole group ends the processes too
-                    tools.check_signals()
+                    environment.check_signals()
                 free += [job] if job.is_free else []
                 if job.fails_alone(outcome):
                     _end(fillings, filling, asked, outcome, jobs)
@@ -233,7 +233,7 @@ def _train(fillings: list[Filling], tools: Tools) -> None:
                     filling.begun.remove(asked)
                     filling.started.pop(asked)
                     again.append((filling, asked))
-        tools.tell("the time ends: what is in progress continues the next time")
+        environment.report("the time ends: what is in progress continues the next time")
     finally:
         jobs_left = [*running, *free]
         for job in jobs_left:
@@ -242,10 +242,10 @@ def _train(fillings: list[Filling], tools: Tools) -> None:
             job.close()
 
 
-def _end(fillings: list[Filling], filling: Filling, asked: Asked, outcome: Outcome, jobs: int = 1) -> None:
-    """Stores what was found, and tells it with how far the tables are."""
+def _end(fillings: list[Filling], filling: Filling, asked: TrialKey, outcome: Outcome, jobs: int = 1) -> None:
+    """Stores an outcome, and reports it together with the progress of all tables."""
     if said := filling.end(asked, outcome):
-        filling.tools.tell(f"{said}; {describe_progress(fillings, jobs)}")
+        filling.environment.report(f"{said}; {describe_progress(fillings, jobs)}")
 
 
 def describe_progress(fillings: Sequence[Filling], jobs: int) -> str:
@@ -263,24 +263,24 @@ def describe_progress(fillings: Sequence[Filling], jobs: int) -> str:
 
 
 def _about(seconds: float) -> str:
-    """A time that is guessed, in words."""
+    """An estimated time in words."""
     if seconds < 60:
         return "less than 1 min"
     return f"about {seconds / 60:.0f} min" if seconds < 90 * 60 else f"about {seconds / 3600:.1f} h"
 
 
-def _job(lesson: Lesson | RunLesson, free: list[Job]) -> Job:
+def _job(trial: Trial | RunTrial, free: list[Job]) -> Job:
     """A process that trains a cell: one that is free, or a new one."""
     while free:
         job = free.pop()
         if job.process.is_alive():
-            job.begin(lesson)
+            job.begin(trial)
             return job
         job.close()
-    return Job(lesson)
+    return Job(trial)
 
 
-def _next(fillings: list[Filling]) -> tuple[Filling, Asked] | None:
+def _next(fillings: list[Filling]) -> tuple[Filling, TrialKey] | None:
     """The cell to train now: every table gets its first seed, after its sweep, before any gets its second, so that
     those that are cut short have all rows."""
     cells = ((filling, asked) for filling in fillings for asked in filling.ready())

@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from regard.compare import budget
-from regard.compare.learn import Broke, Lesson, NotCaptured, learn
+from regard.compare.learn import Diverged, NotCaptured, Trial, learn
 from regard.compare.measure import describe_failure, process_context
-from regard.compare.runs import RunLesson, learn_run
+from regard.compare.runs import RunTrial, learn_run
 from regard.compare.store import DONE
 from regard.data.text import BadText
 from regard.training.signals import Stopped
@@ -30,23 +30,23 @@ Answer = tuple[dict[str, Any], dict[str, int]]
 Outcome = tuple[str, str, Answer]  # status, note, and what was found
 
 
-def run_cell(lesson: Lesson | RunLesson) -> Outcome:
+def run_cell(trial: Trial | RunTrial) -> Outcome:
     """Trains a cell."""
     import torch
 
-    if lesson.device == "cpu" or isinstance(lesson, Lesson):
+    if trial.device == "cpu" or isinstance(trial, Trial):
         # of a generated task the host only draws examples: the cores are for other cells
         torch.set_num_threads(1)
-    elif lesson.threads:
+    elif trial.threads:
         # those that count and prepare must not slow down the host of the one that trains
-        torch.set_num_threads(lesson.threads)
+        torch.set_num_threads(trial.threads)
     try:
-        return DONE, "", learn(lesson) if isinstance(lesson, Lesson) else learn_run(lesson)
+        return DONE, "", learn(trial) if isinstance(trial, Trial) else learn_run(trial)
     except Stopped as error:
         return STOPPED, str(error), ({}, {})
     except NotCaptured as error:
         return UNCAPTURED, str(error), ({}, {})
-    except Broke as error:
+    except Diverged as error:
         return "broke", str(error), ({}, {})
     except budget.OverBudget as error:
         return "over", str(error), ({}, {})
@@ -60,29 +60,29 @@ def run_cell(lesson: Lesson | RunLesson) -> Outcome:
 class Job:
     """A process, and the cell that it trains."""
 
-    def __init__(self, lesson: Lesson | RunLesson):
+    def __init__(self, trial: Trial | RunTrial):
         context = process_context("regard.compare.jobs")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs,))
         self.process.start()
         theirs.close()
         self.cells = 0
-        self.begin(lesson)
+        self.begin(trial)
 
-    def begin(self, lesson: Lesson | RunLesson) -> None:
+    def begin(self, trial: Trial | RunTrial) -> None:
         """Has the process train a cell; the one before must be done."""
-        self.lesson, self.is_free = lesson, False
+        self.trial, self.is_free = trial, False
         self.cells += 1
         # a process that has ended says so when it is asked for the outcome
         with suppress(OSError):
-            self.connection.send(lesson)
+            self.connection.send(trial)
 
     def outcome(self) -> Outcome:
         """What was found; waits for it. Then the process is free for another cell, or it ends."""
         try:
             found = self.connection.recv()
             # a run may leave more behind: handlers of signals, threads that read
-            self.is_free = found[0] == DONE and isinstance(self.lesson, Lesson)
+            self.is_free = found[0] == DONE and isinstance(self.trial, Trial)
             return found
         except (EOFError, OSError):
             self.process.join(1)
@@ -119,17 +119,17 @@ def finished(jobs: list[Job], seconds: float) -> list[Job]:
 def _work(connection: Connection) -> None:
     """The process of a job. It ends with the process that asked, also if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lessons: queue.SimpleQueue[Lesson | RunLesson] = queue.SimpleQueue()
+    trials: queue.SimpleQueue[Trial | RunTrial] = queue.SimpleQueue()
 
     def listen() -> None:
         with suppress(EOFError, OSError):
             while True:
-                lessons.put(connection.recv())
+                trials.put(connection.recv())
         os._exit(1)
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
-        outcome = run_cell(lessons.get())
+        outcome = run_cell(trials.get())
         with suppress(OSError):
             connection.send(outcome)
         _hand_back()

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.compare.budget import Budget, solve
+from regard.compare.budget import Budget, equalize_parameters
 from regard.core.ahead import Ahead
 from regard.core.draws import RedrawnLayers, seed_generators
 from regard.core.model import Model
@@ -34,21 +34,21 @@ from regard.data.tasks import IGNORED, Examples, Task
 from regard.models import ModelConfig, build, kinds
 from regard.training.graphs import CudaGraphs
 
-POINTS = 8  # of the curve
-TESTED, GIVEN = 512, 2048  # rows of a set that is scored: of a generated task, and of one on files
+CURVE_POINTS = 8  # of the curve
+SCORED_ROWS, SCORED_ROWS_OF_FILES = 512, 2048  # rows of a set that is scored: of a generated task, and of one on files
 SOLVED = 0.9
 WARM_UP = 12  # updates are this many times the warm-up
-SEEDS = {"valid": 1_000_000, "test": 2_000_000}  # of the sets that are scored
-ROWS = 128  # of them that are scored at a time
-SAVED_EVERY = 15.0  # seconds between two saves of a cell
-AHEAD = 2  # updates for which is drawn early on a GPU
-CHECKED_EVERY = 64  # updates on a GPU between two looks at whether they were finite, for which it is waited
-TIMED = 12  # updates of a copy, to learn what one takes
+SCORING_SEEDS = {"valid": 1_000_000, "test": 2_000_000}  # of the sets that are scored
+SCORING_BATCH = 128  # of them that are scored at a time
+SAVE_INTERVAL = 15.0  # seconds between two saves of a cell
+STEPS_AHEAD = 2  # updates for which is drawn early on a GPU
+CHECK_INTERVAL = 64  # updates on a GPU between two looks at whether they were finite, for which it is waited
+TIMED_UPDATES = 12  # updates of a copy, to learn what one takes
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What a quality cell trains."""
+class Trial:
+    """The settings of one quality cell: task, model, learning rate, seed and budget."""
 
     spec: str
     task: str
@@ -67,7 +67,7 @@ class Lesson:
     dtype: str = "float32"  # or bfloat16: that of matrix products, by autocast; weights are float32
     equal: bool = True  # as many parameters as softmax
     kind: str = ""  # of another model than a Transformer with this attention
-    own: dict[str, Any] = field(default_factory=dict)  # its options
+    model_options: dict[str, Any] = field(default_factory=dict)  # of that model
     pretrain: str = "none"  # "self": half of the budget goes to the task's own tokens, without answers
     saved: str = ""  # file from which a killed cell continues; empty: none
     graphs: bool = True  # on a GPU updates are CUDA graphs
@@ -82,12 +82,12 @@ class Lesson:
         # what is hidden has a token of its own
         sizes |= {"vocabulary": task.vocabulary + (self.pretrain == "self"), "norm": "pre", "dropout": 0.0}
         if self.kind and spec == self.spec:
-            return kinds()[self.kind][0](kind=self.kind, **(sizes | self.own))
+            return kinds()[self.kind][0](kind=self.kind, **(sizes | self.model_options))
         kind = "decoder" if task.role == "causal" else "encoder"
         return ModelConfig(kind=kind, attention=spec, position=self.position, **sizes)
 
 
-class Broke(Exception):
+class Diverged(Exception):
     """The loss was not finite."""
 
 
@@ -97,30 +97,32 @@ class NotCaptured(Exception):
 
 
 def learn(
-    lesson: Lesson, clock: Callable[[], float] = time.monotonic, model: Model | None = None
+    trial: Trial, clock: Callable[[], float] = time.monotonic, model: Model | None = None
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Trains, and returns the answer of the cell and its counts."""
-    task = lesson.find_task()
-    length = lesson.length or task.length
-    torch.manual_seed(lesson.seed)
+    task = trial.find_task()
+    length = trial.length or task.length
+    torch.manual_seed(trial.seed)
     sized = None
     if model is None:
         from regard.compare import budget
 
-        target, _ = budget.count(lesson.config("softmax", task))
-        config = lesson.config(lesson.spec, task)
-        sized = solve(config, target) if lesson.equal else budget.Sized(config, *budget.count(config))
-        model = build(sized.config).to(lesson.device)
-    with _Trainer(lesson, task, length, model) as trainer:
-        if (trainer.draw(ROWS, SEEDS["valid"]).answers == IGNORED).all():
-            raise ValueError(f"the task {lesson.task} asks nothing in {length} tokens: give it more (--task-length)")
+        target, _ = budget.count(trial.config("softmax", task))
+        config = trial.config(trial.spec, task)
+        sized = (
+            equalize_parameters(config, target) if trial.equal else budget.SizedConfig(config, *budget.count(config))
+        )
+        model = build(sized.config).to(trial.device)
+    with _Trainer(trial, task, length, model) as trainer:
+        if (trainer.draw(SCORING_BATCH, SCORING_SEEDS["valid"]).answers == IGNORED).all():
+            raise ValueError(f"the task {trial.task} asks nothing in {length} tokens: give it more (--task-length)")
         began = clock()
         flops = trainer.count_update()
         progress = trainer.restore() or Progress(
-            lesson.budget.updates(
-                tokens=lesson.batch * length,
+            trial.budget.updates(
+                tokens=trial.batch * length,
                 flops=flops,
-                seconds=trainer.time_update(clock) if lesson.budget.axis == "minutes" else 1.0,
+                seconds=trainer.time_update(clock) if trial.budget.axis == "minutes" else 1.0,
             )
         )
         trainer.train(progress, clock, began)
@@ -135,7 +137,7 @@ def learn(
         "shortcut": task.shortcut,
         "curve": curve,
         "updates": updates,
-        "tokens": updates * lesson.batch * length,
+        "tokens": updates * trial.batch * length,
         "solved_at": next((step for step, score in curve if score >= SOLVED), None),
         "rising": _is_rising(curve, test["asked"]),
         "seconds": round(progress.seconds + clock() - began, 2),
@@ -159,19 +161,19 @@ class Progress:
 class _Trainer:
     """A model with its optimizer on a task. Inside a `with` block its work on a GPU is in one order."""
 
-    def __init__(self, lesson: Lesson, task: Task, length: int, model: Model):
-        self.lesson, self.task, self.length, self.model = lesson, task, length, model
-        self.device = torch.device(lesson.device)
+    def __init__(self, trial: Trial, task: Task, length: int, model: Model):
+        self.trial, self.task, self.length, self.model = trial, task, length, model
+        self.device = torch.device(trial.device)
         self.scored: dict[tuple[str, int], Examples] = {}  # drawn once, as pictures take their time
         on_gpu = self.device.type == "cuda"
-        ahead = AHEAD if on_gpu else 0
+        ahead = STEPS_AHEAD if on_gpu else 0
         self.examples = Ahead(self.draw_step, ahead)
-        self.redrawn = RedrawnLayers(model, seed=lesson.seed, ahead=ahead)
+        self.redrawn = RedrawnLayers(model, seed=trial.seed, ahead=ahead)
         # one kernel for all weights, which reads the learning rate where a CUDA graph finds it
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01, fused=True if on_gpu else None
         )
-        self.graphs = CudaGraphs(self.learn_from, self.device, _give_up) if on_gpu and lesson.graphs else None
+        self.graphs = CudaGraphs(self.learn_from, self.device, _give_up) if on_gpu and trial.graphs else None
         self.stream: AbstractContextManager[Any] = nullcontext()
         self.unchecked: list[tuple[int, Tensor]] = []  # updates, and whether they were finite
         if self.graphs is not None:
@@ -193,9 +195,9 @@ class _Trainer:
         while progress.step < updates:
             self.update(progress.step, updates)
             progress.step += 1
-            if progress.step % math.ceil(updates / POINTS) == 0 or progress.step == updates:
+            if progress.step % math.ceil(updates / CURVE_POINTS) == 0 or progress.step == updates:
                 progress.curve.append([progress.step, self.score("valid")["score"]])
-            if self.lesson.saved and clock() - saved > SAVED_EVERY:
+            if self.trial.saved and clock() - saved > SAVE_INTERVAL:
                 progress.seconds = before + clock() - began
                 self.save(progress)
                 saved = clock()
@@ -204,7 +206,7 @@ class _Trainer:
     def save(self, progress: Progress) -> None:
         """Writes everything that the next update needs, whole or not at all."""
         self.check_finite()
-        path = Path(self.lesson.saved)
+        path = Path(self.trial.saved)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -213,11 +215,11 @@ class _Trainer:
 
     def restore(self) -> Progress | None:
         """Loads what was saved; None: nothing was, or it cannot be read."""
-        path = Path(self.lesson.saved)
-        if not self.lesson.saved or not path.exists():
+        path = Path(self.trial.saved)
+        if not self.trial.saved or not path.exists():
             return None
         try:
-            state = torch.load(path, map_location=self.lesson.device, weights_only=True)
+            state = torch.load(path, map_location=self.trial.device, weights_only=True)
         except (RuntimeError, EOFError, pickle.UnpicklingError):
             return None
         self.model.load_state_dict(state["model"])
@@ -234,54 +236,54 @@ class _Trainer:
     def draw_step(self, step: int, updates: int) -> Examples:
         """The examples of an update, on the host."""
         seed = self.seed(step)
-        found = self.draw(self.lesson.batch, seed)
-        return self.hide(found, seed) if step < self.pretraining(updates) else found
+        batch = self.draw(self.trial.batch, seed)
+        return self.hide(batch, seed) if step < self.pretraining(updates) else batch
 
     def seed(self, step: int) -> int:
-        """Of everything that is drawn for an update."""
-        return self.lesson.seed * 10_000_019 + step
+        """The seed of everything that is drawn for an update."""
+        return self.trial.seed * 10_000_019 + step
 
     def pretraining(self, updates: int) -> int:
         """The number of updates before the answers are learned."""
-        return updates // 2 if self.lesson.pretrain == "self" else 0
+        return updates // 2 if self.trial.pretrain == "self" else 0
 
-    def hide(self, found: Examples, seed: int) -> Examples:
+    def hide(self, batch: Examples, seed: int) -> Examples:
         """Self-pretraining (Amos et al. 2023, arXiv 2310.02980): a decoder predicts every next token, an encoder those
         that are hidden from it."""
-        tokens = found.tokens
+        tokens = batch.tokens
         if self.task.role == "causal":
             answers = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
-            keep = found.keep
-            return found._replace(answers=answers if keep is None else answers.masked_fill(~keep, IGNORED))
+            keep = batch.keep
+            return batch._replace(answers=answers if keep is None else answers.masked_fill(~keep, IGNORED))
         hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < self.task.hidden
         hidden[:, 0] = False  # which only asks
-        if found.keep is not None:
-            hidden &= found.keep
+        if batch.keep is not None:
+            hidden &= batch.keep
         shown = tokens.masked_fill(hidden, self.task.vocabulary)
-        return found._replace(tokens=shown, answers=tokens.masked_fill(~hidden, IGNORED))
+        return batch._replace(tokens=shown, answers=tokens.masked_fill(~hidden, IGNORED))
 
-    def loss(self, found: Examples) -> Tensor:
+    def loss(self, batch: Examples) -> Tensor:
         """The mean loss of a batch."""
         with self.precision():
-            prediction = self.model(found.tokens, keep=found.keep)
-        answers = found.answers
+            prediction = self.model(batch.tokens, keep=batch.keep)
+        answers = batch.answers
         if self.task.next_token:
-            answers = F.pad(found.tokens[:, 1:], (0, 1), value=IGNORED)
+            answers = F.pad(batch.tokens[:, 1:], (0, 1), value=IGNORED)
         loss = F.cross_entropy(prediction.logits.flatten(0, 1).float(), answers.flatten(), ignore_index=IGNORED)
         return loss if prediction.auxiliary_loss is None else loss + prediction.auxiliary_loss
 
     def precision(self) -> AbstractContextManager[Any]:
         """For what a model computes."""
-        if self.lesson.dtype == "float32":
+        if self.trial.dtype == "float32":
             return nullcontext()
         # a CUDA graph must cast the weights anew each time it is replayed
-        return torch.autocast(self.device.type, getattr(torch, self.lesson.dtype), cache_enabled=self.graphs is None)
+        return torch.autocast(self.device.type, getattr(torch, self.trial.dtype), cache_enabled=self.graphs is None)
 
     def learning_rate(self, step: int, updates: int) -> float:
         """Each of the two trainings has a schedule of its own: it rises over a twelfth, and falls over a third."""
         before = self.pretraining(updates)
         at, count = (step, before) if step < before else (step - before, updates - before)
-        return self.lesson.rate * min(1, (at + 1) / max(1, count // WARM_UP), 3 * (1 - at / count))
+        return self.trial.rate * min(1, (at + 1) / max(1, count // WARM_UP), 3 * (1 - at / count))
 
     def update(self, step: int, updates: int) -> None:
         """One update of the weights."""
@@ -289,19 +291,19 @@ class _Trainer:
             self.model.train()
         seed_generators(self.seed(step), self.device)
         self.redrawn.redraw(step, updates)
-        found, rate = self.examples.get(step, updates), (self.learning_rate(step, updates),)
+        batch, rate = self.examples.get(step, updates), (self.learning_rate(step, updates),)
         if self.graphs is None:
-            results = self.learn_from(found.to(self.device), rate)
+            results = self.learn_from(batch.to(self.device), rate)
         else:
-            results = self.graphs(found.pinned(), rate)
+            results = self.graphs(batch.pinned(), rate)
         self.unchecked.append((step, results["finite"]))
-        if self.graphs is None or len(self.unchecked) == CHECKED_EVERY:
+        if self.graphs is None or len(self.unchecked) == CHECK_INTERVAL:
             self.check_finite()
 
-    def learn_from(self, found: Examples, rate: Sequence[float] | Tensor) -> dict[str, Tensor]:
+    def learn_from(self, batch: Examples, rate: Sequence[float] | Tensor) -> dict[str, Tensor]:
         """An update from examples on the device, which does not wait for it. Returns whether it was finite."""
         self.optimizer.zero_grad()
-        loss = self.loss(found)
+        loss = self.loss(batch)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for group in self.optimizer.param_groups:
@@ -311,36 +313,36 @@ class _Trainer:
         return {"finite": loss.detach().isfinite() & norm.isfinite()}
 
     def check_finite(self) -> None:
-        """Raises `Broke` for the first of the latest updates that was not finite."""
+        """Raises `Diverged` for the first of the latest updates that was not finite."""
         finite = torch.stack([one for _, one in self.unchecked]).tolist() if self.unchecked else []
         steps, self.unchecked = [step for step, _ in self.unchecked], []
         if not all(finite):
             step = steps[finite.index(False)]
-            raise Broke(f"not finite at update {step + 1} (learning rate {self.lesson.rate:g})")
+            raise Diverged(f"not finite at update {step + 1} (learning rate {self.trial.rate:g})")
 
     def score(self, which: str) -> dict[str, Any]:
         """The share of answers that are right on fresh rows of the set "valid" or "test", also by group."""
         self.check_finite()
-        seed = SEEDS[which]
+        seed = SCORING_SEEDS[which]
         self.model.eval()
         right = asked = 0
         groups: dict[str, list[int]] = {}
         items: list[float] = []
         with torch.inference_mode():
-            for first in range(0, TESTED if self.task.scored is None else GIVEN, ROWS):
+            for first in range(0, SCORED_ROWS if self.task.scored is None else SCORED_ROWS_OF_FILES, SCORING_BATCH):
                 if (which, first) not in self.scored:
-                    self.scored[which, first] = self.draw(ROWS, seed + first, which).to(self.device)
-                found = self.scored[which, first]
+                    self.scored[which, first] = self.draw(SCORING_BATCH, seed + first, which).to(self.device)
+                batch = self.scored[which, first]
                 with self.precision():
-                    best = self.model(found.tokens, keep=found.keep).logits.argmax(-1)
-                counts = found.answers != IGNORED
-                hits = (best == found.answers) & counts
+                    best = self.model(batch.tokens, keep=batch.keep).logits.argmax(-1)
+                counts = batch.answers != IGNORED
+                hits = (best == batch.answers) & counts
                 right, asked = right + int(hits.sum()), asked + int(counts.sum())
                 items += (hits.sum(1) / counts.sum(1).clamp(min=1)).tolist()
-                for at, name in enumerate(self.task.groups if found.group is not None else ()):
-                    own = counts & (found.group == at)
+                for at, name in enumerate(self.task.groups if batch.group is not None else ()):
+                    in_group = counts & (batch.group == at)
                     sums = groups.setdefault(name, [0, 0])
-                    sums[0], sums[1] = sums[0] + int((hits & own).sum()), sums[1] + int(own.sum())
+                    sums[0], sums[1] = sums[0] + int((hits & in_group).sum()), sums[1] + int(in_group.sum())
         shares = {name: hits / count for name, (hits, count) in groups.items() if count}
         rounded = [round(item, 4) for item in items]
         return {"score": right / asked, "right": right, "asked": asked, "groups": shares, "items": rounded}
@@ -348,7 +350,7 @@ class _Trainer:
     def count_update(self) -> int:
         """Counted operations of an update; the weights stay as they are."""
         with torch.random.fork_rng(devices=[]), Tally() as tally:
-            self.loss(self.draw(self.lesson.batch, 0).to(self.device)).backward()
+            self.loss(self.draw(self.trial.batch, 0).to(self.device)).backward()
         self.optimizer.zero_grad()
         return tally.flops
 
@@ -356,13 +358,13 @@ class _Trainer:
         """Seconds of an update with all that belongs to it, the mean over the later half of some: the first ones
         compile and capture. A copy is updated and thrown away."""
         times = []
-        with _Trainer(self.lesson, self.task, self.length, copy.deepcopy(self.model)) as trainer:
-            for step in range(TIMED):
-                trainer.update(step, TIMED)
+        with _Trainer(self.trial, self.task, self.length, copy.deepcopy(self.model)) as trainer:
+            for step in range(TIMED_UPDATES):
+                trainer.update(step, TIMED_UPDATES)
                 trainer.check_finite()
                 times.append(clock())
-        half = TIMED // 2
-        return max(1e-9, (times[-1] - times[half - 1]) / (TIMED - half))
+        half = TIMED_UPDATES // 2
+        return max(1e-9, (times[-1] - times[half - 1]) / (TIMED_UPDATES - half))
 
 
 def _give_up(reason: str) -> None:

@@ -1,5 +1,5 @@
 """Measures one layer: a training step, a forward pass, a decoding step, peak memory. Each contestant has a process of
-its own, in which a `Subject` waits for its turns.
+its own, in which a `MeasuredLayer` waits for its turns.
 
 Before its turns a contestant tries shorter lengths. Where the length asked for would take more time or memory than
 there is, going by them, nothing of that length runs, and the estimate is the answer.
@@ -31,12 +31,13 @@ from regard.layers.attention.base import Attention
 WARM_UP_LENGTH = 64  # tokens of the steps that start threads and libraries
 WARM_UP_CALLS, WARM_UP_SECONDS = 3, 0.5  # before the first turn: both, unless calls are long
 LONG_CALL = 1.0  # seconds: one call of this length is warm-up enough
-STEPS = 5  # decoding steps of a turn, of which the median counts; one where a step is long
-SHORTER = (32, 8, 4)  # parts of the length that are tried first
-UNSURE = 4  # margin of an estimate from a very short length
-HASTY = 16  # margin of the time that the first of them tells: what a call costs beside its arithmetic does not grow
-STEEPEST = 3.0  # exponent that an estimate assumes at most
-FLUSHED = 256 * 2**20  # bytes written between calls on a GPU, more than its L2 cache has
+DECODING_STEPS = 5  # decoding steps of a turn, of which the median counts; one where a step is long
+LENGTH_DIVISORS = (32, 8, 4)  # parts of the length that are tried first
+ESTIMATE_MARGIN = 4  # margin of an estimate from a very short length
+# margin of the time that the shortest one predicts: what a call costs beside its arithmetic does not grow
+FIRST_ESTIMATE_MARGIN = 16
+MAX_EXPONENT = 3.0  # exponent that an estimate assumes at most
+FLUSH_BYTES = 256 * 2**20  # bytes written between calls on a GPU, more than its L2 cache has
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class CannotMeasure(Exception):
         self.status, self.note = status, note
 
 
-class Subject:
+class MeasuredLayer:
     """A layer with its inputs, in the process that it has for itself."""
 
     def __init__(self, setting: Setting):
@@ -83,7 +84,7 @@ class Subject:
             raise CannotMeasure("refused", str(error)) from error
         self.layer: Attention = layer.to(self.device, self.dtype)
         self.state: Any = None
-        self.steps = STEPS
+        self.steps = DECODING_STEPS
         self.train_step = self.forward_pass = lambda: None
 
     # what is called
@@ -171,7 +172,7 @@ class Subject:
     def _measure_once(self) -> dict[str, Any]:
         """Peak memory of a training step in a process that took only short ones, and what is counted of a step."""
         setting = self.setting
-        hand_back()
+        release_memory()
         self.train_step = self._training(setting.length)
         cap_memory(setting.room, self.device)
         _, rise = self.cost_of(self.train_step)
@@ -202,20 +203,20 @@ class Subject:
         self.layer.train()
         self.seconds_of(self._training(min(WARM_UP_LENGTH, setting.length)))
         found = {"seconds": 0.0, "length": 0.0}
-        for length, seconds, memory in self._estimates(SHORTER[:2]):
+        for length, seconds, memory in self._estimates(LENGTH_DIVISORS[:2]):
             found = {"seconds": seconds, "length": float(length)}
-            if memory > UNSURE * setting.room:
+            if memory > ESTIMATE_MARGIN * setting.room:
                 raise CannotMeasure("memory", f"needs about {_bytes(memory)}, {_bytes(setting.room)} here")
-            if seconds > HASTY * setting.seconds:
+            if seconds > FIRST_ESTIMATE_MARGIN * setting.seconds:
                 break
         return found
 
     def _check_limits(self) -> None:
         """Refuses a length that would take too long or too much memory, going by shorter ones."""
         setting = self.setting
-        for length, seconds, memory in self._estimates(SHORTER):
-            # the first ones only tell what is hopeless
-            margin = 1 if length == setting.length // SHORTER[-1] else UNSURE
+        for length, seconds, memory in self._estimates(LENGTH_DIVISORS):
+            # the first ones only exclude what is far too slow or too large
+            margin = 1 if length == setting.length // LENGTH_DIVISORS[-1] else ESTIMATE_MARGIN
             if memory > margin * setting.room:
                 raise CannotMeasure("memory", f"needs about {_bytes(memory)}, {_bytes(setting.room)} here")
             if seconds > margin * setting.seconds:
@@ -312,7 +313,7 @@ class Subject:
     def _flush(self) -> None:
         """Empties the L2 cache of a GPU."""
         if self.device.type == "cuda":
-            torch.empty(FLUSHED, dtype=torch.int8, device=self.device).zero_()
+            torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.device).zero_()
 
     def _timed(self, call: Callable[[], None]) -> float:
         if self.device.type != "cuda":
@@ -332,14 +333,14 @@ def extrapolate(values: list[float], lengths: list[int], length: int, exponent: 
     growth = exponent
     if len(values) > 1:
         measured = math.log(max(values[-1], 1e-12) / max(values[0], 1e-12)) / math.log(lengths[-1] / lengths[0])
-        growth = min(STEEPEST, max(exponent, measured))
+        growth = min(MAX_EXPONENT, max(exponent, measured))
     return values[-1] * (length / lengths[-1]) ** growth
 
 
 # memory
 
 
-def hand_back() -> None:
+def release_memory() -> None:
     """Returns free memory to the system, so that what is taken next is seen as a rise."""
     if sys.platform.startswith("linux"):
         with suppress(AttributeError):
@@ -426,7 +427,7 @@ class Contestant(Protocol):
 
 
 class Process:
-    """A `Subject` in a process of its own, which idles between its turns."""
+    """A `MeasuredLayer` in a process of its own, which idles between its turns."""
 
     def __init__(self, setting: Setting, patience: float = 600.0):
         context = process_context()
@@ -483,17 +484,17 @@ def _serve(connection: Connection, values: dict[str, Any]) -> None:
 
     # the process that asks decides when to end
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    subject: Subject | None = None
+    subject: MeasuredLayer | None = None
     if torch.device(values["device"]).type == "cuda":
         # before it is asked, so that several start side by side; what fails is said when it is asked
         with suppress(Exception):
-            subject = Subject(Setting(**values))
+            subject = MeasuredLayer(Setting(**values))
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             what = connection.recv()
             try:
                 if subject is None:
-                    subject = Subject(Setting(**values))
+                    subject = MeasuredLayer(Setting(**values))
                 calls = {"estimate": subject.estimate, "prepare": subject.prepare, "turn": subject.turn}
                 answer = ("done", calls[what]())
             except CannotMeasure as error:

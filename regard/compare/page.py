@@ -53,7 +53,7 @@ def html_report(results: Results) -> str:
         rows = [*scores.measured, *(row for row in scores.rows if "score" not in row)]
         rows = [row | {"command": _score_command(results, scores.plan, row)} for row in rows]
         made = _table(scores.plan.label, head, rows, SCORES, ["flops", "score"], higher)
-        tables.append(made | {"ranked": scores.settled})
+        tables.append(made | {"ranked": any("letters" in row for row in rows)})
     words = " ".join(advise(results)) if results.asks_costs or results.scores else ""
     parts = {"words": words, "tables": tables, "lines": table_lines(results)}
     text = json.dumps(parts, ensure_ascii=False)
@@ -71,10 +71,7 @@ def _cost_command(plan: CostPlan, row: dict[str, Any]) -> str:
 def _score_command(results: Results, plan: QualityPlan, row: dict[str, Any]) -> str:
     """The command that trains a row again, in a folder of its own."""
     if results.table is not None:
-        kept = results.folder.read_plan() or {}
-        asked = [one["table"] for one in (kept, *kept.get("others", ())) if one.get("table")]
-        name, size, *flags = next((one for one in asked if one[0] == results.table.name), (results.table.name, "smoke"))
-        return _command(["--table", name, "--size", size, "--task", plan.name, row["spec"], *flags])
+        return _command([*_table_words(results, plan), row["spec"]])
     words = [row["spec"], "--task", plan.task, "--budget", f"{plan.axis}={plan.amount:g}"]
     words += ["--rates", ",".join(f"{rate:g}" for rate in plan.rates)] if plan.rates else []
     words += ["--task-length", str(plan.length)] if plan.length else []
@@ -82,6 +79,24 @@ def _score_command(results: Results, plan: QualityPlan, row: dict[str, Any]) -> 
     names = ("seeds", "width", "heads", "position", "device", "dtype", "pretrain")
     tests = [f"--test.{word[2:]}" if word.startswith("--") else word for word in plan.test]
     return _command([*words, *_flags(plan, QualityPlan(plan.task), names), *plan.flags, *tests])
+
+
+def _table_words(results: Results, plan: QualityPlan) -> list[str]:
+    """The words that ask for the tables of a task among those of a named table, with the flags of the user's data."""
+    assert results.table is not None
+    kept = results.folder.read_plan() or {}
+    asked = [one["table"] for one in (kept, *kept.get("others", ())) if one.get("table")]
+    name, size, *flags = next((one for one in asked if one[0] == results.table.name), (results.table.name, "smoke"))
+    words = ["--table", name, "--size", size, "--task", plan.name, *flags]
+    words += ["--width", str(plan.width)] if name == "mqar" else []
+    words += ["--pretrain", plan.pretrain] if name == "arena" else []
+    plans = [scores.plan for scores in results.scores]
+    # a table whose plans differ in them has rates and budgets of its own, which no flag replaces
+    if plan.rates and len({one.rates for one in plans}) == 1:
+        words += ["--rates", ",".join(f"{rate:g}" for rate in plan.rates)]
+    if len({(one.axis, one.amount) for one in plans}) == 1:
+        words += ["--budget", f"{plan.axis}={plan.amount:g}"]
+    return [*words, *_flags(plan, QualityPlan(plan.task), ("seeds", "device", "dtype"))]
 
 
 def _flags(plan: Any, usual: Any, names: Sequence[str]) -> list[str]:

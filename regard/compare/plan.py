@@ -4,19 +4,18 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
 import regard
 from regard.compare.question import MEASURE, MEMORY, TIMED, Kind, Question, code_of, machine_of, short
 from regard.config import from_json
-from regard.core.shape import Role
 from regard.layers.attention.base import Facts
 from regard.spec import ATTENTION, parse
 
 BASELINE = "softmax"
-# Sizes that people use at lengths of thousands. Other mechanisms run with their defaults, long enough.
+# Options that are usual at lengths of thousands of tokens. Others have their defaults, and `longest` is the length.
 FAIR = {
     "axial": ("axial(width=128)",),
     "bigbird": ("bigbird(block=64, random=3)",),
@@ -35,7 +34,7 @@ FAIR = {
     "xl": ("xl(segment=256, memory=256)",),
 }
 
-# Sizes for texts of a hundred tokens or so: windows reach half of them, and cannot learn what they do not see.
+# The same for about a hundred tokens: windows reach half of them, as nothing is learned about tokens that none sees.
 SHORT = {
     "axial": ("axial(width=12)",),
     "bigbird": ("bigbird(block=8, window=3, globals=2, random=3)",),
@@ -70,7 +69,7 @@ SHORT = {
     "xl": ("xl(segment=32, memory=64)",),
 }
 USUAL = ("linear", "local", "longformer", "performer", "sparse", "xl")  # what people ask for first
-SHORTER_THAN = 512  # tokens up to which these are the fair ones
+SHORTER_THAN = 512  # tokens, for tasks of fewer of which the options of SHORT are taken
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,12 @@ class CostPlan:
             found += sorted(rows, key=_place)
         return found
 
+    def only(self, rows: Sequence[str]) -> "CostPlan":
+        """The plan with the mechanisms of these rows, whatever their options; without rows, the whole plan."""
+        names = {parse(row).name for row in rows}
+        kept = tuple(spec for spec in self.specs if parse(spec).name in names)
+        return dataclasses.replace(self, specs=kept or (BASELINE,)) if rows else self
+
     def _at(self, length: int) -> list[str]:
         """The specs at a length, each once; the baseline is among them."""
         asked = self.specs or [name for name in regard.names() if name != "heads"]
@@ -186,7 +191,7 @@ def usual_place(spec: str) -> int:
     return USUAL.index(name) if name in USUAL else len(USUAL)
 
 
-def short_fair(item: str, length: int) -> list[str]:
+def fair_for_task(item: str, length: int) -> list[str]:
     """The specs that stand for a name in a task of a length."""
     return fair(item, length, SHORT if length < SHORTER_THAN else FAIR)
 
@@ -207,23 +212,18 @@ def cost_plan(values: dict[str, Any]) -> CostPlan:
     return from_json(CostPlan, values)
 
 
-def lengths_from(text: str) -> tuple[int, ...]:
-    """Lengths as they are written on a command line: 1024,8192."""
+def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+    """The numbers of a flag as they are written on a command line: 1024,8192."""
     try:
-        lengths = tuple(dict.fromkeys(int(part.replace("_", "")) for part in text.split(",") if part.strip()))
+        numbers = tuple(dict.fromkeys(int(number.replace("_", "")) for number in text.split(",") if number.strip()))
     except ValueError:
-        lengths = ()
-    if not lengths:
-        raise ValueError(f"--length takes whole numbers such as 1024,8192, got {text!r}")
-    return lengths
+        numbers = ()
+    if not numbers:
+        raise ValueError(f"{flag} takes whole numbers such as 1024,8192, got {text!r}")
+    return numbers
 
 
 def groups(rows: Sequence[Row], size: int) -> Iterable[list[Row]]:
     """Rows in groups, in their order."""
     for first in range(0, len(rows), size):
         yield list(rows[first : first + size])
-
-
-def role_of(text: str) -> Role:
-    """A role by its name."""
-    return cast(Role, text)

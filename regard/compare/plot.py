@@ -1,4 +1,4 @@
-"""Pictures of a comparison: what is best at a price, learning curves, and what a table with a name is about."""
+"""Pictures of a comparison: Pareto frontiers, learning curves, and the pictures of named tables."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ POINTS = "offset points"
 Panel = Callable[[Any], None]
 FADED, STRONG, LINE = "#b9bec9", "#2f5aa8", "#c2571a"
 FADED_TEXT = "#6b7280"
-WIDE = 8  # factor between the ends of a logarithmic axis from which powers of ten, halves and fifths are several
+WIDE_FACTOR = 8  # factor between the ends of a logarithmic axis from which powers of ten, halves and fifths are several
 
 
 class Point(NamedTuple):
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats on one axis without losing on the other, from left to right."""
+    """The Pareto frontier, from left to right: the points that no other one dominates."""
     found: list[Point] = []
     for point in sorted(points, key=lambda point: (point.x, point.y)):
         if not found or point.y < found[-1].y:
@@ -95,10 +95,15 @@ def _draw_widths(axes: Any, tables: list[Scores]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([scores.plan.width for scores in tables], [str(scores.plan.width) for scores in tables])
     axes.set_xlabel("width of the model")
-    axes.set_ylabel(f"{tables[0].metric}, mean and range of {tables[0].plan.seeds} seeds")
+    axes.set_ylabel(f"{tables[0].metric}, {_describe_seeds(tables[0])}")
     _draw_chance(axes, tables[0])
     axes.set_title(f"{tables[0].plan.task}, {tables[0].plan.tokens} tokens", fontsize=9)
     axes.legend(fontsize=7, frameon=False)
+
+
+def _describe_seeds(scores: Scores) -> str:
+    seeds = scores.plan.seeds
+    return "one seed" if seeds == 1 else f"mean and range of {seeds} seeds"
 
 
 def _state_panels(results: Results) -> list[Panel]:
@@ -117,7 +122,7 @@ def _draw_state(axes: Any, results: Results, scores: Scores) -> None:
     axes.set_xlabel(f"bytes that decoding keeps after {results.plan.lengths[0]} tokens, one layer")
     axes.set_ylabel(scores.metric)
     _draw_chance(axes, scores)
-    axes.set_title(f"{scores.plan.label}: mean and range of {scores.plan.seeds} seeds", fontsize=9)
+    axes.set_title(f"{scores.plan.label}: {_describe_seeds(scores)}", fontsize=9)
 
 
 def _bubble_panels(results: Results) -> list[Panel]:
@@ -127,7 +132,7 @@ def _bubble_panels(results: Results) -> list[Panel]:
         tasks.setdefault(scores.plan.task, []).append(scores)
     speeds = {parse(row["spec"]).name for row in results.rows if row["status"] == DONE}
     scored = {parse(row["spec"]).name for scores in results.scores for row in scores.measured}
-    # no row is left out for want of its speed
+    # bubbles need the speed of every row
     panel = _draw_bubbles if scored <= speeds else _draw_dots
     return [partial(panel, results=results, tables=tables) for tables in tasks.values()]
 
@@ -209,7 +214,7 @@ def _draw_costs(axes: Any, results: Results, length: int) -> None:
     for axis, values in ((axes.xaxis, [point.x for point in points]), (axes.yaxis, [point.y for point in points])):
         if axis.get_scale() == "log":
             # several numbers, also where the points lie near each other
-            is_wide = len(values) > 0 and max(values) > WIDE * min(values)
+            is_wide = len(values) > 0 and max(values) > WIDE_FACTOR * min(values)
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(4))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())
@@ -228,7 +233,7 @@ def _draw_costs(axes: Any, results: Results, length: int) -> None:
     axes.axvline(1.0, color=FADED, linewidth=0.8, linestyle=":")
     axes.set_xlabel("training step, multiple of softmax")
     axes.set_ylabel("peak memory, MiB")
-    axes.set_title(f"{length:,} tokens: the line joins what nothing beats on both; area = state", fontsize=9)
+    axes.set_title(f"{length:,} tokens: the line is the Pareto frontier; area = state", fontsize=9)
 
 
 def _draw_curves(axes: Any, scores: Scores, colours: dict[str, str]) -> None:

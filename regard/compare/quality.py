@@ -13,10 +13,10 @@ from typing import Any
 
 from regard import tasks as run_tasks
 from regard.compare.budget import Budget
-from regard.compare.learn import Lesson
-from regard.compare.plan import BASELINE, short_fair
+from regard.compare.learn import Trial
+from regard.compare.plan import BASELINE, fair_for_task
 from regard.compare.question import Question, code_of, machine_of, shared_code, short
-from regard.compare.runs import RunLesson
+from regard.compare.runs import RunTrial
 from regard.compare.store import Folder
 from regard.config import from_json
 from regard.data import tasks as generated
@@ -27,7 +27,7 @@ SWEEP_SEED = 0  # of the cells that choose a learning rate; the score has other 
 PRETRAININGS = ("none", "self")
 DTYPES = ("float32", "bfloat16")
 ENSEMBLE = -1  # in place of a seed: the runs of all seeds as one model
-Asked = tuple[str, float, int]  # row, learning rate, seed
+TrialKey = tuple[str, float, int]  # row, learning rate, seed
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class QualityPlan:
     batch: int = 32
     width: int = 64
     heads: int = 4
-    inner: int = 128
+    inner: int = 0  # 0: twice the width, of which the parameters of a recurrence can be taken
     layers: int = 2
     position: str = "sinusoidal"
     rates: tuple[float, ...] = ()  # empty: three around one that follows from the width
@@ -78,6 +78,8 @@ class QualityPlan:
     described: dict[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if not self.inner:
+            object.__setattr__(self, "inner", 2 * self.width)
         for name in ("batch", "width", "heads", "inner", "layers", "seeds", "jobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -173,7 +175,7 @@ class QualityPlan:
         """The task of a plan that is generated."""
         if self.described is not None:
             return generated.given.describe(self.name, self.options, self.described)
-        return self.lesson(BASELINE, 1.0, 0).find_task()
+        return self.trial(BASELINE, 1.0, 0).find_task()
 
     def to_json(self) -> dict[str, Any]:
         """The plan as its file has it, with what a report must know where the files of its task are not."""
@@ -186,7 +188,7 @@ class QualityPlan:
         if self.variants and not self.specs:
             return variants
         asked = self.specs or tuple(name for name in ATTENTION.names() if name != "heads")
-        specs = dict.fromkeys(short(spec) for item in (BASELINE, *asked) for spec in short_fair(item, self.tokens))
+        specs = dict.fromkeys(short(spec) for item in (BASELINE, *asked) for spec in fair_for_task(item, self.tokens))
         return [*((spec, self._refusal(spec)) for spec in specs), *variants]
 
     def only(self, names: Sequence[str]) -> "QualityPlan | None":
@@ -220,7 +222,7 @@ class QualityPlan:
         why = dict(facts.refusals).get(self.role, "the mechanism is not defined for it")
         return f"no role {self.role!r}: {why}"
 
-    def lesson(self, spec: str, rate: float, seed: int, folder: Folder | None = None) -> Lesson:
+    def trial(self, spec: str, rate: float, seed: int, folder: Folder | None = None) -> Trial:
         """What a cell trains; in a folder it is saved now and then."""
         shared = {name: getattr(self, name) for name in ("length", "batch", "width", "heads", "inner", "layers")}
         names = ("position", "device", "dtype", "budget", "pretrain")
@@ -233,17 +235,17 @@ class QualityPlan:
         variant = self.variant(spec)
         # JSON has lists for tuples
         own = {name: tuple(value) if isinstance(value, list) else value for name, value in variant.options.items()}
-        more |= {"kind": variant.kind, "own": own}
-        return Lesson(spec, self.name, self.options, rate=rate, seed=seed, **shared, **more)
+        more |= {"kind": variant.kind, "model_options": own}
+        return Trial(spec, self.name, self.options, rate=rate, seed=seed, **shared, **more)
 
-    def run_lesson(self, spec: str, rate: float, seed: int, folder: Folder) -> RunLesson:
+    def run_trial(self, spec: str, rate: float, seed: int, folder: Folder) -> RunTrial:
         """What a cell trains by `regard train`, or evaluates."""
         variant = self.variant(spec)
         trained = variant.of or spec
         seeds = self.seed_numbers if variant.ensemble else (seed,)
         runs = [str(folder.path / "runs" / self._question(trained, rate, one, ()).key) for one in seeds]
         own = variant.flags if self.is_variant(spec) else ("--model.attention", spec)
-        return RunLesson(
+        return RunTrial(
             self.name,
             self.flags,
             own,

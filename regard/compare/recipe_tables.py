@@ -11,7 +11,7 @@ from regard.compare.budget import Budget
 from regard.compare.quality import QualityPlan, Variant
 
 SHARES = {"smoke": 1 / 50, "small": 1 / 4, "paper": 1.0}  # of the updates or epochs of the recipe
-SCALED = ("warmup", "evaluate_every", "save_every")  # settings that shrink with the schedule
+SCALED_SETTINGS = ("warmup", "evaluate_every", "save_every")  # settings that shrink with the schedule
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def plan(
     share = SHARES[size] if budget is None else budget.amount / whole
     shrunk = [
         word
-        for setting in SCALED
+        for setting in SCALED_SETTINGS
         if setting in training and share != 1
         for word in (f"--training.{setting}", str(max(1, math.ceil(share * training[setting]))))
     ]

@@ -18,7 +18,7 @@ LONGEST_NAME = 48  # columns of a spec in a terminal; a longer one takes a line 
 
 
 def number(value: float) -> str:
-    """Three digits that count."""
+    """Three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -40,7 +40,7 @@ def _ratio(metric: str) -> Callable[[dict[str, Any]], str]:
     return show
 
 
-# title, unit, what a row needs for it, how it is shown
+# title, unit, the field that a row needs for it, how it is shown
 COLUMNS: list[tuple[str, str, str, Callable[[dict[str, Any]], str]]] = [
     ("train", f"x {BASELINE} [95 %]", "train_ratio", _ratio("train")),
     ("train", "ms", "train_ms", lambda row: number(row["train_ms"])),
@@ -54,7 +54,7 @@ COLUMNS: list[tuple[str, str, str, Callable[[dict[str, Any]], str]]] = [
 
 
 def header(results: Results) -> list[str]:
-    """What holds for the whole table, in lines."""
+    """The lines above a table of costs: sizes, machine, rows that are missing, drift and load."""
     plan, facts = results.plan, results.facts()
     machine = facts["machine"]
     where = f"{machine.get('gpu') or machine.get('cpu', plan.device)}"
@@ -142,25 +142,25 @@ def _status_line(row: dict[str, Any], first: int, width: int) -> str:
     return "\n".join(textwrap.wrap(text, max(width, 40), subsequent_indent=" " * 4, break_on_hyphens=False))
 
 
-# title, what a row needs for it, how it is shown
+# title, the field that a row needs for it, how it is shown
 SCORE_COLUMNS: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("score", "score", lambda row: f"{row['score']:.3f}{' =' if row.get('at_chance') else ''}"),
-    ("seeds from, to", "score_min", lambda row: f"{row['score_min']:.3f} {row['score_max']:.3f}"),
+    ("min, max", "score_min", lambda row: f"{row['score_min']:.3f} {row['score_max']:.3f}"),
     ("rank", "letters", lambda row: row["letters"]),
     ("solved", "solved", lambda row: f"{row['solved']:.0%}"),
     ("solved at", "solved", lambda row: f"{row['solved_at']:,}" if row["solved_at"] else f"> {row['updates']:,}"),
-    ("rate", "rate", lambda row: f"{row['rate']:g}"),
+    ("learning rate", "rate", lambda row: f"{row['rate']:g}"),
     ("learns at", "rates_ok", lambda row: f"{row['rates_ok']} of {row['rates']}"),
     ("parameters", "parameters", lambda row: f"{row['parameters']:,}"),
     ("counted FLOP", "flops", lambda row: f"{row['flops']:.2e}"),
     ("trains at", "speed", lambda row: f"{row['speed']:,.0f} {row['speed_unit']}/s"),
     ("device s", "device_seconds", lambda row: number(row["device_seconds"])),
-    ("", "rising", lambda row: "still improving" if row["rising"] and row.get("solved", 0) < 1 else ""),
+    ("trend", "rising", lambda row: "still improving" if row["rising"] and row.get("solved", 0) < 1 else ""),
 ]
 
 
 def score_header(scores: Scores) -> list[str]:
-    """What holds for a table of scores, in lines."""
+    """The lines above a table of scores: task, budget, chance, and whether the table is settled."""
     plan, chance = scores.plan, scores.chance
     sizes = f", width {plan.width}, {plan.layers} layers, {plan.position} positions, {plan.dtype}"
     sizes = "" if plan.is_run else sizes
@@ -174,7 +174,7 @@ def score_header(scores: Scores) -> list[str]:
     ]
     if chance is not None:
         trick = f", {chance[1][1]} {chance[1][0]:.2f}" if chance[1] else ""
-        lines.append(f"chance {chance[0]:.2f}{trick}; = marks a score that is not told from chance")
+        lines.append(f"chance {chance[0]:.2f}{trick}; = marks a score that is not significantly above chance")
     if scores.folder.old:
         lines.append(OLD)
     if scores.lacks_reference:
@@ -196,7 +196,8 @@ def score_table(scores: Scores, width: int) -> list[str]:
     rows = scores.measured
     first = min(LONGEST_NAME, max(len(row["spec"]) for row in scores.rows))
     columns = [column for column in SCORE_COLUMNS if any(column[1] in row for row in rows)]
-    cells = [[title, *(show(row) if needs in row else "-" for row in rows)] for title, needs, show in columns]
+    shown = [[title, *(show(row) if needs in row else "-" for row in rows)] for title, needs, show in columns]
+    cells = [column for column in shown if any(column[1:])]
     room, kept = width - first, 0
     for column in cells:
         room -= max(map(len, column)) + 2
@@ -211,7 +212,7 @@ def score_table(scores: Scores, width: int) -> list[str]:
             label = ""
         lines.append("  ".join([label.ljust(first), *parts]).rstrip())
     if kept < len(cells):
-        names = ", ".join(title for title, *_ in columns[kept:] if title)
+        names = ", ".join(title for title, *_ in cells[kept:])
         lines.append(_fill(f"Columns without room here: {names}.", width))
     if groups := group_lines(scores):
         lines += ["", "by group:", *(_fill(line, width) for line in groups)]
@@ -219,7 +220,7 @@ def score_table(scores: Scores, width: int) -> list[str]:
 
 
 def group_lines(scores: Scores) -> list[str]:
-    """The scores of the groups of answers that a task tells apart, as means over the seeds: a line for each row."""
+    """The scores of each group of answers that a task distinguishes, as means over the seeds: a line for each row."""
     rows = [row for row in scores.measured if row.get("groups")]
     shares = [", ".join(f"{name} {share:.3f}" for name, share in row["groups"].items()) for row in rows]
     return [f"{row['spec']}: {share}" for row, share in zip(rows, shares, strict=True)]
@@ -253,7 +254,7 @@ def score_markdown(scores: Scores) -> list[str]:
 
 
 def text_report(results: Results, width: int = 120) -> str:
-    """Everything for a terminal: heads, tables, words."""
+    """The whole report for a terminal: headers, tables, recommendation."""
     lines: list[str] = []
     if results.asks_costs:
         lines += [*(_fill(line, width) for line in header(results)), "", *table(results, width), ""]
@@ -266,7 +267,7 @@ def text_report(results: Results, width: int = 120) -> str:
 
 
 def table_lines(results: Results) -> list[str]:
-    """What a table with a name has beside its plans: counted rows, published numbers, commands for what is not run."""
+    """What a named table has beside its plans: counted rows, published figures, commands for what it does not run."""
     table = results.table
     if table is None:
         return []

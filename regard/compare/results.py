@@ -17,7 +17,7 @@ from regard.data.tasks import READERS
 from regard.spec import parse
 
 NOT_RUN = "not run"
-# of table.csv: the unit is in the name
+# of table.csv; names include the unit
 COLUMNS: tuple[str, ...] = (
     "spec",
     "length",
@@ -69,7 +69,7 @@ COLUMNS: tuple[str, ...] = (
 
 
 class Results:
-    """What a folder has of its plans.
+    """The rows of the plans of a folder, with what was measured of them.
 
     `Results.load("runs/compare").rows` are plain dictionaries, one per mechanism and length; `scores` has a table for
     each task.

@@ -22,19 +22,19 @@ from regard.compare.plan import BASELINE, CostPlan, Row, groups, usual_place
 from regard.compare.question import Question, machine_facts
 from regard.compare.store import DONE, Cell, Folder
 
-RIVALS = 5  # of a group, beside the baseline
-FEWEST, MOST = 9, 60  # rounds
-FEWEST_AT_END = 5  # rounds that suffice where the time ends
-TURN = 1.5  # training steps that a turn takes: one, a forward pass and decoding steps
+MAX_RIVALS = 5  # of a group, beside the baseline
+MIN_ROUNDS, MAX_ROUNDS = 9, 60  # rounds
+MIN_ROUNDS_AT_END = 5  # rounds that suffice where the time ends
+STEPS_PER_TURN = 1.5  # training steps that a turn takes: one, a forward pass and decoding steps
 # what a contestant takes in all, in training steps: estimates, counts and warm-up, and the fewest rounds of a forward
 # pass and a training step
-STEPS_OF_ALL = 22
-GENEROUS = 3.0  # times its equal share of the time that a contestant may take: most take less
-USED = 0.92  # of the time that measuring plans with: what is begun is finished within the rest
-STEPS_OF_GROUP = 15  # of the baseline, after two are prepared, without which a group is not worth beginning
-ROOM = 0.7  # of the free memory
-SCREENED = 0.3  # of the time, that estimates may take
-HOPELESS = 1.2  # times the time of the baseline, by shorter lengths, at which a row is not measured
+STEPS_PER_CONTESTANT = 22
+LIMIT_FACTOR = 3.0  # times its equal share of the time that a contestant may take: most take less
+PLANNED_SHARE = 0.92  # of the time that measuring plans with: what is begun is finished within the rest
+STEPS_PER_GROUP = 15  # of the baseline, after two are prepared, without which a group is not worth beginning
+MEMORY_SHARE = 0.7  # of the free memory
+SCREENING_SHARE = 0.3  # of the time, that estimates may take
+TOO_SLOW = 1.2  # times the time of the baseline, by shorter lengths, at which a row is not measured
 METRICS = {"speed": ("forward", "train"), "decode": ("step",)}
 LIMITS = {"slow": "seconds", "memory": "room"}  # statuses that a larger limit may change, and the limit
 
@@ -48,12 +48,13 @@ class Interrupted(Exception):
 
 
 @dataclass
-class Tools:
-    """What measuring needs from outside; the tests bring their own."""
+class Environment:
+    """What a comparison needs from outside: processes, a clock, progress lines, the load and signals. Tests replace
+    them."""
 
     contestant: Callable[[Setting], Contestant] = Process
     clock: Callable[[], float] = time.monotonic
-    tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     load: Callable[[], float] = load_per_core
     received: int | None = None  # signal
     force: bool = False
@@ -89,52 +90,52 @@ class Tools:
                 signal.signal(number, handler)
 
 
-def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> None:
+def fill_costs(plan: CostPlan, folder: Folder, environment: Environment | None = None) -> None:
     """Measures every cell of a plan that has no answer yet, until the time ends."""
-    tools = tools or Tools()
+    environment = environment or Environment()
     if load_average() > (os.cpu_count() or 1) / 2:
         # threads that spin while they wait for each other take the cores from those they wait for
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    deadline = tools.clock() + USED * 60 * plan.minutes
+    deadline = environment.clock() + PLANNED_SHARE * 60 * plan.minutes
     rows = plan.rows()
-    with folder.writing("regard compare"), tools.listening():
+    with folder.writing("regard compare"), environment.listening():
         for row in rows:
             if row.refusal:
                 _fail(plan, folder, row, "refused", row.refusal, {})
         waiting = [row for row in rows if not row.refusal]
-        room = ROOM * free_memory(plan.device)
+        room = MEMORY_SHARE * free_memory(plan.device)
         # alone in its group a contestant would have so much time
-        most = GENEROUS * 60 * plan.minutes / 2 / STEPS_OF_ALL
-        open_rows = [row for row in waiting if tools.force or _missing(plan, folder, row, most, room)]
+        most = LIMIT_FACTOR * 60 * plan.minutes / 2 / STEPS_PER_CONTESTANT
+        open_rows = [row for row in waiting if environment.force or _missing(plan, folder, row, most, room)]
         by_length = {length: [row for row in open_rows if row.length == length] for length in plan.lengths}
-        screening = Screening(plan, folder, tools, deadline, room)
+        screening = Screening(plan, folder, environment, deadline, room)
         # who is named is measured; of all others those that could be the answer
         by_length = by_length if plan.specs else {at: screening.run(rows) for at, rows in by_length.items()}
         parts = [part for rows in by_length.values() for part in _grouped(rows)]
         done = 0
         needed: dict[int, float] = {}  # seconds without which a group is not worth beginning, by length
         for number, part in enumerate(parts):
-            left = deadline - tools.clock()
+            left = deadline - environment.clock()
             share = left / (len(parts) - number)
-            group = Group(plan, folder, tools, part, deadline, share, room, screening.estimates)
+            group = Group(plan, folder, environment, part, deadline, share, room, screening.estimates)
             length = part[0].length
             if left <= 0 or left < needed.get(length, 0.0):
-                tools.tell(f"the time ends: {sum(map(len, parts[number:]))} rows are not measured")
+                environment.report(f"the time ends: {sum(map(len, parts[number:]))} rows are not measured")
                 break
             group.run()
             if group.rounds.get(BASELINE, {}).get("train"):
-                step = statistics.quartiles(group.rounds[BASELINE]["train"]).middle
-                needed[length] = STEPS_OF_GROUP * step + 2 * group.preparing
+                step = statistics.quartiles(group.rounds[BASELINE]["train"]).estimate
+                needed[length] = STEPS_PER_GROUP * step + 2 * group.preparing
             done += group.stored
-            tools.tell(
-                f"{done} of {len(open_rows)} rows measured, {_minutes(deadline - tools.clock())} of the time left"
+            environment.report(
+                f"{done} of {len(open_rows)} rows measured, {_minutes(deadline - environment.clock())} of the time left"
             )
 
 
 def _grouped(rows: list[Row]) -> list[list[Row]]:
     """Groups of rivals; the baseline is in each, and not counted."""
     rivals = [row for row in rows if row.spec != BASELINE]
-    found = list(groups(rivals, RIVALS))
+    found = list(groups(rivals, MAX_RIVALS))
     if len(rivals) < len(rows):
         found = [[rows[0]], *found] if not found else [[rows[0], *found[0]], *found[1:]]
     return found
@@ -177,26 +178,26 @@ def _setting(plan: CostPlan, row: Row, **more: Any) -> Setting:
 class Screening:
     """Cheap estimates of many rows at shorter lengths, before any is measured: which of them are worth their time."""
 
-    def __init__(self, plan: CostPlan, folder: Folder, tools: Tools, deadline: float, room: float):
-        self.plan, self.folder, self.tools, self.deadline, self.room = plan, folder, tools, deadline, room
+    def __init__(self, plan: CostPlan, folder: Folder, environment: Environment, deadline: float, room: float):
+        self.plan, self.folder, self.environment, self.deadline, self.room = plan, folder, environment, deadline, room
         self.estimates: dict[tuple[str, int], float] = {}  # seconds of a training step
 
     def run(self, rows: list[Row]) -> list[Row]:
         """The rows that are not clearly slower than the baseline: those that people ask for first, then the fastest
         first. The others are stored as slow, with what shorter lengths tell."""
         rivals = [row for row in rows if row.spec != BASELINE]
-        if len(rivals) <= RIVALS:
+        if len(rivals) <= MAX_RIVALS:
             return rows
         base = self._estimate(Row(BASELINE, rivals[0].length), math.inf)
         if base is None or not base["seconds"]:
             return rows
-        until = self.tools.clock() + SCREENED * (self.deadline - self.tools.clock())
+        until = self.environment.clock() + SCREENING_SHARE * (self.deadline - self.environment.clock())
         kept, tried = [], 0
         for row in rivals:
-            self.tools.check_signals()
-            limit = HOPELESS * base["seconds"]
+            self.environment.check_signals()
+            limit = TOO_SLOW * base["seconds"]
             found = {"seconds": math.inf, "length": 0.0}
-            if self.tools.clock() < until:
+            if self.environment.clock() < until:
                 found, tried = self._estimate(row, limit), tried + 1
             if found is None:
                 continue
@@ -210,7 +211,7 @@ class Screening:
             kept.append(row)
         untried = len(rivals) - tried
         more = f"; for {untried} more there was no time" if untried else ""
-        self.tools.tell(
+        self.environment.report(
             f"{len(kept) - untried} of {tried} mechanisms could be as fast as {BASELINE}, by shorter lengths{more}"
         )
         kept.sort(key=lambda row: (usual_place(row.spec), self.estimates[row.spec, row.length]))
@@ -218,11 +219,11 @@ class Screening:
 
     def _estimate(self, row: Row, limit: float) -> dict[str, float] | None:
         """Seconds of a training step at the whole length, and the length they were estimated from; None: it failed."""
-        contestant = self.tools.contestant(_setting(self.plan, row, seconds=limit, room=self.room))
+        contestant = self.environment.contestant(_setting(self.plan, row, seconds=limit, room=self.room))
         try:
             return contestant.estimate()
         except CannotMeasure as error:
-            self.tools.check_end(error)
+            self.environment.check_end(error)
             if row.spec != BASELINE:
                 _fail(self.plan, self.folder, row, error.status, error.note, {"room": self.room})
             return None
@@ -237,18 +238,18 @@ class Group:
         self,
         plan: CostPlan,
         folder: Folder,
-        tools: Tools,
+        environment: Environment,
         rows: list[Row],
         deadline: float,
         share: float,
         room: float,
         estimates: Mapping[tuple[str, int], float],
     ):
-        self.plan, self.folder, self.tools, self.rows, self.estimates = plan, folder, tools, rows, estimates
-        self.began = tools.clock()
+        self.plan, self.folder, self.environment, self.rows, self.estimates = plan, folder, environment, rows, estimates
+        self.began = environment.clock()
         self.deadline, self.end = deadline, self.began + share
         equal = share / (len(rows) + 1)
-        self.limit = GENEROUS * equal / STEPS_OF_ALL
+        self.limit = LIMIT_FACTOR * equal / STEPS_PER_CONTESTANT
         self.room = room
         self.load = load_average()
         self.begun: dict[str, Contestant] = {}
@@ -271,10 +272,10 @@ class Group:
             for row in rivals:
                 self._begin(row)
             for row in rivals:
-                self.tools.check_signals()
+                self.environment.check_signals()
                 if row.spec in self.begun and self._has_time_for_another():
                     self._enter(row)
-            self.preparing = (self.tools.clock() - self.began) / max(1, len(self.playing))
+            self.preparing = (self.environment.clock() - self.began) / max(1, len(self.playing))
             if not self._play():
                 return
             for row in (*own, *rivals):
@@ -288,24 +289,26 @@ class Group:
     def _has_time_for_another(self) -> bool:
         """Whether a further rival can be prepared and the fewest rounds be played before the time ends: those that wait
         are for the next call, where a group that is too large would have no round to show for its time."""
-        now = self.tools.clock()
+        now = self.environment.clock()
         rivals = len(self.playing) - 1
         if rivals < 1:
             return now < self.deadline
-        turns = [TURN * facts.get("seconds", 0.0) for spec, facts in self.facts.items() if spec in self.playing]
+        turns = [
+            STEPS_PER_TURN * facts.get("seconds", 0.0) for spec, facts in self.facts.items() if spec in self.playing
+        ]
         # the next one as those before it
         preparing = (now - self.began) / len(turns)
-        playing = FEWEST_AT_END * (sum(turns) + sum(turns) / len(turns))
+        playing = MIN_ROUNDS_AT_END * (sum(turns) + sum(turns) / len(turns))
         return now + preparing + playing < self.deadline
 
     def _begin(self, row: Row, is_baseline: bool = False, counts: bool = True) -> None:
         """Starts a contestant, unless nothing of it is asked."""
         plan, limit = self.plan, math.inf if is_baseline else self.limit
-        if not is_baseline and not (self.tools.force or _missing(plan, self.folder, row, limit, self.room)):
+        if not is_baseline and not (self.environment.force or _missing(plan, self.folder, row, limit, self.room)):
             return
         screened = math.isfinite(self.estimates.get((row.spec, row.length), math.inf))
         setting = _setting(plan, row, seconds=limit, room=self.room, counts=counts, screened=screened)
-        self.begun[row.spec] = self.tools.contestant(setting)
+        self.begun[row.spec] = self.environment.contestant(setting)
 
     def _enter(self, row: Row, is_baseline: bool = False, counts: bool = True) -> bool:
         """Prepares a contestant, and stores what is measured once. False: it cannot play."""
@@ -315,7 +318,7 @@ class Group:
             facts = contestant.prepare()
         except CannotMeasure as error:
             contestant.close()
-            self.tools.check_end(error)
+            self.environment.check_end(error)
             self._say(row, f"{error.status}: {error.note}")
             if counts:
                 limits = {"seconds": limit, "room": self.room}
@@ -334,30 +337,32 @@ class Group:
     def _play(self) -> bool:
         """Rounds, until the intervals are narrow or the time ends. False: it ended before there were enough."""
         self.rounds = {spec: {} for spec in self.playing}
-        began = self.tools.clock()
-        wanted, played = FEWEST, 0
+        began = self.environment.clock()
+        wanted, played = MIN_ROUNDS, 0
         while played < wanted:
             order = list(self.playing)
             for spec in order if played % 2 == 0 else reversed(order):
-                self.tools.check_signals()
+                self.environment.check_signals()
                 self._turn(spec)
             played += 1
-            now = self.tools.clock()
+            now = self.environment.clock()
             if now > self.deadline:
-                if played >= FEWEST_AT_END:
+                if played >= MIN_ROUNDS_AT_END:
                     break
-                if (FEWEST_AT_END - played) * (now - began) / played > (1 - USED) / 2 * 60 * self.plan.minutes:
-                    self.tools.tell(
-                        f"{self.plan.minutes:g} min are too few for {FEWEST_AT_END} rounds: give more --minutes"
+                if (MIN_ROUNDS_AT_END - played) * (now - began) / played > (
+                    1 - PLANNED_SHARE
+                ) / 2 * 60 * self.plan.minutes:
+                    self.environment.report(
+                        f"{self.plan.minutes:g} min are too few for {MIN_ROUNDS_AT_END} rounds: give more --minutes"
                     )
                     return False
-            if now > self.end and played >= FEWEST_AT_END:
+            if now > self.end and played >= MIN_ROUNDS_AT_END:
                 break
-            if played == wanted and wanted < MOST and now < min(self.end, self.deadline):
+            if played == wanted and wanted < MAX_ROUNDS and now < min(self.end, self.deadline):
                 base = self.rounds[BASELINE]["train"]
                 if not self._is_narrow():
                     wanted += 3
-                elif statistics.drifts(base) and played < 2 * FEWEST:
+                elif statistics.drifts(base) and played < 2 * MIN_ROUNDS:
                     wanted = 2 * played
         return True
 
@@ -365,7 +370,7 @@ class Group:
         try:
             found = self.playing[spec].turn()
         except CannotMeasure as error:
-            self.tools.check_end(error)
+            self.environment.check_end(error)
             if spec == BASELINE:
                 raise ValueError(f"{BASELINE} failed, which all others are compared with: {error.note}") from error
             self.playing.pop(spec).close()
@@ -379,7 +384,7 @@ class Group:
     def _is_narrow(self) -> bool:
         base = self.rounds[BASELINE]["train"]
         found = [statistics.ratios(self.rounds[spec]["train"], base) for spec in self.playing if spec != BASELINE]
-        return all(statistics.bootstrap(one).width < statistics.NARROW for one in found)
+        return all(statistics.bootstrap(one).width < statistics.NARROW_WIDTH for one in found)
 
     def _store(self, row: Row) -> None:
         for kind, metrics in METRICS.items():
@@ -417,22 +422,22 @@ class Group:
             "high_ms": 1e3 * high,
             "against": BASELINE,
             "against_rounds": [round(1e3 * seconds, 6) for seconds in base],
-            "ratio": ratio.middle,
+            "ratio": ratio.estimate,
             "ratio_low": ratio.low,
             "ratio_high": ratio.high,
         }
 
     def _put(self, kind: Any, row: Row, answer: dict[str, Any], counted: dict[str, int]) -> None:
         question = self.plan.question(kind, row.spec, row.length)
-        if self.tools.force or (known := self.folder.get(question)) is None or known.status != DONE:
+        if self.environment.force or (known := self.folder.get(question)) is None or known.status != DONE:
             self.folder.put(Cell(question, DONE, "", answer, counted, self._provenance()))
 
     def _provenance(self) -> dict[str, Any]:
-        spent = {"seconds": round(self.tools.clock() - self.began, 3), "load": round(self.load, 2)}
-        return provenance(self.plan.device, self.tools.command) | spent
+        spent = {"seconds": round(self.environment.clock() - self.began, 3), "load": round(self.load, 2)}
+        return provenance(self.plan.device, self.environment.command) | spent
 
     def _say(self, row: Row, what: str) -> None:
-        self.tools.tell(f"{row.spec} {row.length:,}: {what}")
+        self.environment.report(f"{row.spec} {row.length:,}: {what}")
 
 
 def provenance(device: str, command: str) -> dict[str, Any]:

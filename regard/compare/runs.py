@@ -23,7 +23,7 @@ from regard import recipes
 from regard import tasks as run_tasks
 from regard.compare import budget
 from regard.compare.budget import Budget
-from regard.compare.learn import POINTS, Broke
+from regard.compare.learn import CURVE_POINTS, Diverged
 from regard.compare.plan import BASELINE
 from regard.compare.question import shared_code
 from regard.config import parse
@@ -39,16 +39,16 @@ from regard.training.run import Run
 from regard.training.state import State
 
 FILES = ("source", "target", "valid_source", "valid_target")  # flags of translate that name text
-COUNTED = 4  # batches of which operations are counted
+COUNTED_BATCHES = 4  # batches of which operations are counted
 
 
 @dataclass(frozen=True)
-class RunLesson:
+class RunTrial:
     """What a quality cell trains by `regard train`, or evaluates."""
 
     task: str
     flags: tuple[str, ...]  # of all rows
-    own: tuple[str, ...]  # of this row
+    row_flags: tuple[str, ...]  # of this row
     runs: tuple[str, ...]  # folders: that of the cell, or those of an ensemble
     rate: float
     seed: int
@@ -73,7 +73,7 @@ class RunLesson:
         common = ["--out", self.run, "--training.learning_rate", f"{self.rate:g}", "--training.seed", str(self.seed)]
         common += ["--training.device", self.device, "--training.tensorboard", "false"]
         flags = joined_files(self.flags, self.words) if self.words else list(self.flags)
-        return [*recipes.with_paths(flags, self.task), *self.own, *common]
+        return [*recipes.with_paths(flags, self.task), *self.row_flags, *common]
 
     def turn(self) -> AbstractContextManager[None]:
         """Waits until no other cell trains, where cells take turns."""
@@ -85,62 +85,62 @@ class RunLesson:
         return parse(task.config, [*self.command(), *words], f"regard train {task.name}", "")
 
 
-def learn_run(lesson: RunLesson) -> tuple[dict[str, Any], dict[str, int]]:
+def learn_run(trial: RunTrial) -> tuple[dict[str, Any], dict[str, int]]:
     """Trains a run, or continues it, and returns the answer of the cell and its counts."""
     began = time.monotonic()
-    if lesson.trains:
-        _train(lesson)
-    answer, counted = _answer(Path(lesson.run))
-    if lesson.trains and lesson.alone:
-        answer |= _speed(Path(lesson.run), run_tasks.find(lesson.task).speed_unit)
-    if lesson.test or len(lesson.runs) > 1:
-        answer |= _evaluated(lesson, answer["metric"])
-    if not lesson.trains:
+    if trial.trains:
+        _train(trial)
+    answer, counted = _answer(Path(trial.run))
+    if trial.trains and trial.alone:
+        answer |= _speed(Path(trial.run), run_tasks.find(trial.task).speed_unit)
+    if trial.test or len(trial.runs) > 1:
+        answer |= _evaluated(trial, answer["metric"])
+    if not trial.trains:
         answer["curve"], answer["rising"] = [], False
-        counted = {name: len(lesson.runs) * amount for name, amount in counted.items()}
-        answer["device_seconds"] = sum(_costs(Path(run)).get("seconds", 0.0) for run in lesson.runs)
-    answer["metric"] += " (test)" if lesson.test else " (validation)"
+        counted = {name: len(trial.runs) * amount for name, amount in counted.items()}
+        answer["device_seconds"] = sum(_costs(Path(run)).get("seconds", 0.0) for run in trial.runs)
+    answer["metric"] += " (test)" if trial.test else " (validation)"
     return answer | {"seconds": round(time.monotonic() - began, 2)}, counted
 
 
-def _train(lesson: RunLesson) -> None:
+def _train(trial: RunTrial) -> None:
     """Trains a run to its end, or what is left of it, and keeps what it cost beside it."""
-    folder = Path(lesson.run)
+    folder = Path(trial.run)
     try:
-        is_there = (folder / "run.json").exists() and not lesson.afresh
-        state = _continue(lesson) if is_there else _begin(lesson)
+        is_there = (folder / "run.json").exists() and not trial.afresh
+        state = _continue(trial) if is_there else _begin(trial)
     except TrainingError as error:
-        raise Broke(str(error)) from error
+        raise Diverged(str(error)) from error
     _keep_costs(folder, seconds=round(state.seconds, 1))
 
 
-def _continue(lesson: RunLesson) -> State:
-    return resume(lesson.run, Display(quiet=True), turn=lesson.turn())
+def _continue(trial: RunTrial) -> State:
+    return resume(trial.run, Display(quiet=True), turn=trial.turn())
 
 
-def _begin(lesson: RunLesson) -> State:
+def _begin(trial: RunTrial) -> State:
     """Trains a new run: as many parameters as the baseline's, and as much of what the budget counts."""
-    task = run_tasks.find(lesson.task)
-    words = ["--model.inner", str(_inner(lesson))] if lesson.equal and short_of_inner(lesson.config()) else []
-    counts = _counts(lesson, words)
-    words += _duration(lesson, lesson.config(*words), counts)
-    folder = Path(lesson.run)
+    task = run_tasks.find(trial.task)
+    words = ["--model.inner", str(_inner(trial))] if trial.equal and has_free_inner(trial.config()) else []
+    counts = _counts(trial, words)
+    words += _duration(trial, trial.config(*words), counts)
+    folder = Path(trial.run)
     # what a kill left behind before there was anything to continue from
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _keep_costs(folder, **counts)
-    return train(task, lesson.config(*words), Display(quiet=True), turn=lesson.turn())
+    return train(task, trial.config(*words), Display(quiet=True), turn=trial.turn())
 
 
-def _counts(lesson: RunLesson, words: list[str]) -> dict[str, float]:
+def _counts(trial: RunTrial, words: list[str]) -> dict[str, float]:
     """What an update of a row costs; it is counted once for all seeds, rates and budgets."""
     code = shared_code("models", "layers")
-    about = [lesson.task, lesson.device, bool(lesson.words), code, *lesson.flags, *lesson.own, *words]
+    about = [trial.task, trial.device, bool(trial.words), code, *trial.flags, *trial.row_flags, *words]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
-    path = Path(lesson.run).parent / f"counts-{key}.json"
-    if lesson.afresh or not path.exists():
-        task = run_tasks.find(lesson.task)
-        counts = count_run(task, lesson.config(*words, "--training.seed", "0"))
+    path = Path(trial.run).parent / f"counts-{key}.json"
+    if trial.afresh or not path.exists():
+        task = run_tasks.find(trial.task)
+        counts = count_run(task, trial.config(*words, "--training.seed", "0"))
         _write_whole(path, json.dumps(counts))
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -164,8 +164,8 @@ def _keep_costs(folder: Path, **costs: float) -> None:
     folder.with_suffix(".json").write_text(json.dumps(_costs(folder) | costs), encoding="utf-8")
 
 
-def _duration(lesson: RunLesson, config: Any, counts: dict[str, float]) -> list[str]:
-    axis, amount = lesson.budget.axis, lesson.budget.amount
+def _duration(trial: RunTrial, config: Any, counts: dict[str, float]) -> list[str]:
+    axis, amount = trial.budget.axis, trial.budget.amount
     if axis == "minutes":
         return ["--training.minutes", f"{amount:g}", "--training.steps", "null", "--training.epochs", "null"]
     if axis == "tokens" and config.training.tokens is None:
@@ -176,11 +176,11 @@ def _duration(lesson: RunLesson, config: Any, counts: dict[str, float]) -> list[
     steps = max(1, int(amount / (each[axis] or 1.0)))
     words = ["--training.steps", str(steps), "--training.minutes", "null", "--training.epochs", "null"]
     if config.training.evaluate_every is None:
-        words += ["--training.evaluate_every", str(math.ceil(steps / POINTS))]
+        words += ["--training.evaluate_every", str(math.ceil(steps / CURVE_POINTS))]
     return words
 
 
-def short_of_inner(config: Any) -> bool:
+def has_free_inner(config: Any) -> bool:
     """Whether the feed-forward width of the model may be chosen: a pretrained model has its own."""
     return hasattr(config.model, "inner") and getattr(config, "init", None) in (None, "none")
 
@@ -202,15 +202,15 @@ def _parts(task: Any, config: Any) -> Parts:
     return Parts(config, data, tokenizers, task.model_config(config, tokenizers, data))
 
 
-def _inner(lesson: RunLesson) -> int:
+def _inner(trial: RunTrial) -> int:
     """The feed-forward width with which the model has as many parameters as that of the baseline."""
-    task = run_tasks.find(lesson.task)
-    built = {spec: _parts(task, lesson.config("--model.attention", spec)).model for spec in (BASELINE, lesson.equal)}
+    task = run_tasks.find(trial.task)
+    built = {spec: _parts(task, trial.config("--model.attention", spec)).model for spec in (BASELINE, trial.equal)}
     target, _ = budget.count(built[BASELINE])
-    sized = budget.solve(built[lesson.equal], target)
+    sized = budget.equalize_parameters(built[trial.equal], target)
     if sized.over:
         raise budget.OverBudget(sized.over)
-    return sized.inner or built[lesson.equal].inner
+    return sized.inner or built[trial.equal].inner
 
 
 def count_run(task: Any, config: Any) -> dict[str, float]:
@@ -223,7 +223,7 @@ def count_run(task: Any, config: Any) -> dict[str, float]:
     device = pick_device(parts.config.training.device, parts.config.training.precision)
     epoch = ready.batches if device.type == "cpu" else _build(task, parts, device).batches
     ready.model.train()
-    batches = [epoch.get(0, at) for at in range(min(COUNTED, epoch.count(0)))]
+    batches = [epoch.get(0, at) for at in range(min(COUNTED_BATCHES, epoch.count(0)))]
     shapes = [tuple(None if part is None else part.shape for part in batch) for batch in batches]
     flops: dict[tuple[Any, ...], int] = {}
     for shape, batch in zip(shapes, batches, strict=True):
@@ -282,11 +282,11 @@ def _speed(folder: Path, unit: str) -> dict[str, Any]:
     return {"speed": statistics.median(speeds), "speed_unit": unit} if speeds else {}
 
 
-def _evaluated(lesson: RunLesson, metric: str) -> dict[str, Any]:
+def _evaluated(trial: RunTrial, metric: str) -> dict[str, Any]:
     """The score that `regard evaluate` gives, of one run or of several as an ensemble."""
-    others = ["--ensemble", *lesson.runs[1:]] if len(lesson.runs) > 1 else []
-    test = joined_files(lesson.test, lesson.words) if lesson.words else lesson.test
-    found = evaluate(lesson.task, [lesson.run, *test, *others, "--device", lesson.device])
+    others = ["--ensemble", *trial.runs[1:]] if len(trial.runs) > 1 else []
+    test = joined_files(trial.test, trial.words) if trial.words else trial.test
+    found = evaluate(trial.task, [trial.run, *test, *others, "--device", trial.device])
     score = found[metric]
     if not isinstance(score, dict):
         return {"score": score}

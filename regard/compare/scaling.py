@@ -10,11 +10,11 @@ import numpy as np
 
 from regard.compare.quality import RATE, RATE_WIDTH, QualityPlan
 from regard.compare.scores import Scores
-from regard.compare.statistics import LEVEL, Interval
+from regard.compare.statistics import CONFIDENCE, Interval
 
 SPECS = ("softmax", "linear", "local(window=32)")
-FEWEST_SIZES, LEAST_R2 = 4, 0.98  # without which there is no exponent
-MOST_EPOCHS = 4  # over the data, beyond which a run is not on the curve
+MIN_SIZES, MIN_R2 = 4, 0.98  # without which there is no exponent
+MAX_EPOCHS = 4  # over the data, beyond which a run is not on the curve
 DRAWS = 300  # of the bootstrap over seeds
 EXPONENTS = np.linspace(0.02, 2.0, 199)
 DATA_SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the tokens, at the size in the middle
@@ -86,7 +86,7 @@ def points(tables: Sequence[Scores], spec: str) -> list[Point]:
         for cell in scores.cells.get(spec, [])[:1]:
             losses = tuple(one.answer["score"] for one in scores.cells[spec])
             counted = cell.counted
-            if cell.answer.get("epochs", 0) < MOST_EPOCHS and {"inside", "flops"} <= set(counted):
+            if cell.answer.get("epochs", 0) < MAX_EPOCHS and {"inside", "flops"} <= set(counted):
                 found.append(Point(counted["inside"], scores.plan.amount, counted["flops"], losses))
     return found
 
@@ -128,7 +128,7 @@ def fit_interval(found: Sequence[Point], axis: Callable[[Point], float], seed: i
     for _ in range(DRAWS):
         losses = [float(np.mean(random.choice(point.losses, len(point.losses)))) for point in found]
         drawn.append(fit(xs, losses).exponent)
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(middle, min(float(low), middle), max(float(high), middle))
 
 
@@ -169,13 +169,13 @@ def _same_size(scores: Scores, tables: Sequence[Scores]) -> bool:
 
 def _law(found: Sequence[Point], axis: str) -> str:
     letter, of = AXES[axis]
-    if len(found) < FEWEST_SIZES:
-        return f"no exponent, {len(found)} of the {FEWEST_SIZES} points that it needs"
+    if len(found) < MIN_SIZES:
+        return f"no exponent, {len(found)} of the {MIN_SIZES} points that it needs"
     law = fit([of(point) for point in found], [point.loss for point in found])
-    if law.r2 < LEAST_R2:
-        return f"no exponent, R^2 of the best law is {law.r2:.3f}, below {LEAST_R2}"
+    if law.r2 < MIN_R2:
+        return f"no exponent, R^2 of the best law is {law.r2:.3f}, below {MIN_R2}"
     interval = fit_interval(found, of)
-    shown = f"{interval.middle:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+    shown = f"{interval.estimate:.2f} ({interval.low:.2f} to {interval.high:.2f})"
     return f"{law.floor:.3f} + {law.factor:.3g} / {letter}^{shown}, R^2 {law.r2:.3f}"
 
 
@@ -189,7 +189,7 @@ def panel(axes: Any, tables: Sequence[Scores], axis: str) -> None:
         if axis == "operations" and found:
             costs, losses = zip(*hull([(point.flops, point.loss) for point in found]), strict=True)
             axes.plot(costs, losses, color=dots[0].get_color(), linewidth=1)
-        elif len(found) >= FEWEST_SIZES and (law := fit(xs, [point.loss for point in found])).r2 >= LEAST_R2:
+        elif len(found) >= MIN_SIZES and (law := fit(xs, [point.loss for point in found])).r2 >= MIN_R2:
             line = np.geomspace(min(xs), max(xs), 50)
             axes.plot(line, [law.at(x) for x in line], color=dots[0].get_color(), linewidth=1)
     axes.set_xscale("log")

@@ -11,10 +11,10 @@ from regard.compare.learn import SOLVED
 from regard.compare.plan import BASELINE
 from regard.compare.quality import ENSEMBLE, SWEEP_SEED, QualityPlan
 from regard.compare.question import short
-from regard.compare.run import Tools
+from regard.compare.run import Environment
 from regard.compare.store import DONE, Cell, Folder
 
-NEAR = 0.9  # share of the best score from which a rate counts as one at which a row learns
+NEAR_BEST = 0.9  # share of the best score from which a rate counts as one at which a row learns
 
 
 class Scores:
@@ -22,7 +22,7 @@ class Scores:
 
     def __init__(self, plan: QualityPlan, folder: Folder):
         self.plan, self.folder = plan, folder
-        self.filling = Filling(plan, folder, Tools())
+        self.filling = Filling(plan, folder, Environment())
         specs = [spec for spec, refusal in plan.rows() if not refusal and not plan.variant(spec).of]
         known = [spec for spec in specs if self._failure(spec) is None]
         if (wider := wider_rate(self.filling, known)) is not None:
@@ -134,7 +134,11 @@ class Scores:
         }
         if rate in sweep:
             best, higher = sweep[rate], done[0].answer["higher_is_better"]
-            near = [score for score in sweep.values() if (score >= NEAR * best if higher else score <= best / NEAR)]
+            near = [
+                score
+                for score in sweep.values()
+                if (score >= NEAR_BEST * best if higher else score <= best / NEAR_BEST)
+            ]
             row |= {"rates_ok": len(near), "rates": len(self.filling.rates)}
         if plan.is_run:
             row["device_seconds"] = sum(cell.answer["device_seconds"] for cell in done) / len(done)
@@ -162,42 +166,45 @@ class Scores:
         return f"regard compare --out {self.folder.path} continues"
 
     def _rank(self) -> None:
-        """Gives the rows of a settled table their letters, by `rule`."""
+        """Gives the rows of a settled table their letters, by `rule`; a single seed has none."""
         if not self.settled:
             return
-        # of one score, and without the items of the test set, nothing is known but that score
-        rows = [row for row in self.measured if not self._is_ensemble(row) or self._draws(row["spec"]) is not None]
-        found = statistics.group_letters(range(len(rows)), lambda one, other: not self.differ(rows[one], rows[other]))
+        rows = [row for row in self.measured if self._has_spread(row)]
+        found = statistics.rank_letters(range(len(rows)), lambda one, other: not self.differ(rows[one], rows[other]))
         for row, letters in zip(rows, found, strict=True):
             row["letters"] = letters
 
     def differ(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Whether two rows are told apart: seeds that do not overlap, and a paired bootstrap over the test set that
-        excludes zero; where no items were kept, means that differ by more than twice their standard error."""
+        """Whether two rows differ significantly: their seeds do not overlap, and a paired bootstrap of the difference
+        over the test set excludes zero; where no scores of single items were kept, their means differ by more than
+        twice the standard error of the difference."""
         ranges = [statistics.Interval(row["score"], row["score_min"], row["score_max"]) for row in (one, other)]
-        # one seed says nothing of luck; an ensemble is of several
-        lone = any(row["seeds"] < 2 and not self._is_ensemble(row) for row in (one, other))
-        if lone or ranges[0].overlaps(ranges[1]):
+        if ranges[0].overlaps(ranges[1]):
             return False
         first, second = (self._draws(row["spec"]) for row in (one, other))
         if first is not None and second is not None:
-            return statistics.draws_apart(first, second)
-        return statistics.means_apart(
+            return statistics.draws_differ(first, second)
+        return statistics.means_differ(
             *([cell.answer["score"] for cell in self.cells[row["spec"]]] for row in (one, other))
         )
 
     @property
     def rule(self) -> str:
-        """By what rows are told apart, in words; empty: none is."""
+        """The rule by which two rows count as different, in words; empty: no row is ranked."""
         ranked = [row for row in self.measured if "letters" in row]
         if not ranked:
             return ""
         if all(self._draws(row["spec"]) is not None for row in ranked):
-            said = "seeds that do not overlap, and a paired bootstrap over the test set that excludes 0"
-            return f"rank: {said}{'; an ensemble is one score' if any(map(self._is_ensemble, ranked)) else ''}"
-        said = "seeds that do not overlap, three at least, and means more than two standard errors apart"
-        left = "; ensembles, of one score each, have none" if len(ranked) < len(self.measured) else ""
-        return f"rank: {said}, as no scores of single items were kept{left}"
+            rule = "different letters: seeds do not overlap, and a paired bootstrap over the test set excludes 0"
+            return f"rank: {rule}{'; an ensemble has one score' if any(map(self._is_ensemble, ranked)) else ''}"
+        rule = "different letters: three seeds or more do not overlap, and means are over two standard errors apart"
+        is_unranked = any(self._is_ensemble(row) for row in self.measured if "letters" not in row)
+        unranked = "; ensembles have one score each, and no rank" if is_unranked else ""
+        return f"rank: {rule}; no scores of single items were kept{unranked}"
+
+    def _has_spread(self, row: dict[str, Any]) -> bool:
+        """Whether it is known how much the score of a row varies: over seeds, or of an ensemble over the test set."""
+        return self._draws(row["spec"]) is not None if self._is_ensemble(row) else row["seeds"] > 1
 
     def _is_ensemble(self, row: dict[str, Any]) -> bool:
         return self.plan.variant(row["spec"]).ensemble

@@ -8,22 +8,22 @@ from typing import NamedTuple
 import numpy as np
 
 DRAWS = 2000  # of a bootstrap
-LEVEL = 0.95
-NARROW = 0.05  # width of an interval, as a share of its median, at which no more rounds are needed
-DRIFT = 0.05  # change of the baseline between the first and the last third of the rounds that is called drift
+CONFIDENCE = 0.95
+NARROW_WIDTH = 0.05  # width of an interval, as a share of its median, at which no more rounds are needed
+DRIFT_SHARE = 0.05  # change of the baseline between the first and the last third of the rounds that is called drift
 
 
 class Interval(NamedTuple):
-    """A middle value, and the bounds that repetitions put around it."""
+    """An estimate with its lower and upper bound."""
 
-    middle: float
+    estimate: float
     low: float
     high: float
 
     @property
     def width(self) -> float:
-        """The width as a share of the middle."""
-        return (self.high - self.low) / self.middle if self.middle else math.inf
+        """The width as a share of the estimate."""
+        return (self.high - self.low) / self.estimate if self.estimate else math.inf
 
     def overlaps(self, other: "Interval") -> bool:
         """Whether some value lies in both."""
@@ -38,7 +38,7 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
         return Interval(only, only, only)
     picks = np.random.default_rng(seed).integers(len(data), size=(DRAWS, len(data)))
     medians = np.median(data[picks], axis=1)
-    low, high = np.quantile(medians, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(float(np.median(data)), float(low), float(high))
 
 
@@ -54,12 +54,12 @@ def quartiles(values: Sequence[float]) -> Interval:
 
 
 def drifts(baseline: Sequence[float]) -> bool:
-    """Whether the medians of the first and the last third of the rounds differ by more than DRIFT."""
+    """Whether the medians of the first and the last third of the rounds differ by more than DRIFT_SHARE."""
     third = len(baseline) // 3
     if not third:
         return False
     first, last = (float(np.median(part)) for part in (baseline[:third], baseline[-third:]))
-    return abs(last - first) > DRIFT * min(first, last)
+    return abs(last - first) > DRIFT_SHARE * min(first, last)
 
 
 def wilson(right: int, asked: int, z: float = 1.96) -> Interval:
@@ -107,13 +107,13 @@ def corpus_bleu(sums: np.ndarray) -> np.ndarray:
     return np.where((matches.sum(-1) > 0) & (totals[..., -1] > 0), score, 0.0)
 
 
-def draws_apart(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether zero is outside of the middle 95 % of the differences of two rows over paired draws."""
-    low, high = np.quantile(one - other, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def draws_differ(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether the 95 % interval of the difference between two rows, over paired bootstrap samples, excludes zero."""
+    low, high = np.quantile(one - other, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return not low <= 0 <= high
 
 
-def means_apart(one: Sequence[float], other: Sequence[float]) -> bool:
+def means_differ(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether the means of two rows of seeds, three each at least, differ by more than twice the standard error of
     their difference."""
     if min(len(one), len(other)) < 3:
@@ -122,15 +122,9 @@ def means_apart(one: Sequence[float], other: Sequence[float]) -> bool:
     return abs(float(np.mean(one) - np.mean(other))) > 2 * error
 
 
-def letters(intervals: Sequence[Interval], higher_is_better: bool) -> list[str]:
-    """Rank letters of rows that differ where their intervals do not overlap."""
-    order = sorted(range(len(intervals)), key=lambda at: intervals[at].middle, reverse=higher_is_better)
-    return group_letters(order, lambda one, other: intervals[one].overlaps(intervals[other]))
-
-
-def group_letters(order: Sequence[int], is_same: Callable[[int, int], bool]) -> list[str]:
-    """Rank letters of rows in their order, the best first: two rows share a letter if they are not told apart, and only
-    then. a is the best group; a row can be in several."""
+def rank_letters(order: Sequence[int], is_same: Callable[[int, int], bool]) -> list[str]:
+    """Rank letters (a compact letter display) of rows in their order, the best first: two rows share a letter if and
+    only if `is_same` holds for them. The best group is a; a row can be in several."""
     # one group of all, which each pair that differs divides (insert and absorb, Piepho 2004)
     groups = [frozenset(range(len(order)))]
     for one, other in itertools.combinations(range(len(order)), 2):

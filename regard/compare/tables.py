@@ -33,7 +33,7 @@ MAD_ROWS = (*MQAR_ROWS, "heads(local(window=8), softmax)")
 
 @dataclass(frozen=True)
 class Table:
-    """A table that has a name."""
+    """A named table."""
 
     name: str
     head: str
@@ -51,20 +51,26 @@ def build(
     size: str = "smoke",
     *flags: str,
     budget: Budget | None = None,
+    widths: Sequence[int] = (),
     plans: Sequence[QualityPlan] | None = None,
 ) -> Table:
     """A table by its name; `flags` say where its data is: those of `regard train`, and with `--test.` before them those
-    of `regard evaluate`. `budget` is in place of that of the size, of the same kind. With `plans`, those that a folder
-    keeps of it, no file is read."""
+    of `regard evaluate`. `budget` is in place of that of the size, of the same kind, and so are `widths`, for a table
+    by width. With `plans`, those that a folder keeps of it, no file is read."""
     if name not in TABLES:
         raise ValueError(f"no table {name!r}; known: {', '.join(TABLES)}")
     if size not in SIZES:
         raise ValueError(f"no size {size!r}; known: {', '.join(SIZES)}")
+    if widths and name != "mqar":
+        raise ValueError(f"table {name!r} has widths of its own: --width is for --table mqar")
     if name in recipe_tables.TABLES:
         return recipe_table(name, size, *flags, budget=budget)
     if flags and name not in WITH_DATA:
         raise ValueError(f"table {name!r} generates its data, and takes no {flags[0]}; {', '.join(WITH_DATA)} take it")
-    table = TABLES[name](size, *flags) if name != "arena" else arena(size, *flags, kept=plans)
+    if name == "mqar":
+        table = mqar(size, widths)
+    else:
+        table = TABLES[name](size, *flags) if name != "arena" else arena(size, *flags, kept=plans)
     if budget is None:
         return table
     if other := [plan.axis for plan in table.quality if plan.axis != budget.axis]:
@@ -109,10 +115,11 @@ def recall(size: str) -> Table:
     )
 
 
-def mqar(size: str) -> Table:
+def mqar(size: str, widths: Sequence[int] = ()) -> Table:
     """Figure 2 of Zoology: at paper size its vocabulary, lengths, widths and updates; at small size its widths, with a
-    vocabulary and two heads of which softmax learns it in about a thousand updates."""
-    widths = (16, 32, 64, 128) if size == "smoke" else (64, 128, 256, 512)
+    vocabulary and two heads of which softmax learns it in about a thousand updates. `widths` are in place of those of
+    the size."""
+    widths = widths or ((16, 32, 64, 128) if size == "smoke" else (64, 128, 256, 512))
     vocabulary = {"smoke": 64, "small": 128, "paper": 8192}[size]
     settings = {"smoke": ((32, 4),), "small": ((64, 8),), "paper": ((64, 4), (128, 8), (256, 16))}[size]
     updates, batch = {"smoke": (2400, 32), "small": (2400, 128), "paper": (12_500, 512)}[size]
@@ -124,7 +131,6 @@ def mqar(size: str) -> Table:
             batch=batch,
             width=width,
             heads=2 if size == "small" else 1,
-            inner=2 * width,
             amount=float(updates),
             title=f"mqar of {pairs} pairs in {length} tokens, width {width}",
         )
@@ -161,8 +167,7 @@ def mad(size: str) -> Table:
     return Table(
         "mad",
         "The six tasks of MAD, base settings; memorize tests parameters and is in no mean over attentions",
-        # a feed-forward layer from which the parameters of a recurrence can be taken
-        quality=tuple(_quality(task, size, 600, specs=MAD_ROWS, width=width, inner=2 * width) for task in tasks),
+        quality=tuple(_quality(task, size, 600, specs=MAD_ROWS, width=width) for task in tasks),
         published=(MAD,),
         notes=("Published means are over many difficulties; here each task has its base setting.",),
     )
@@ -213,7 +218,7 @@ def arena(size: str, *flags: str, kept: Sequence[QualityPlan] | None = None) -> 
             specs=lra.attentions(sizes.costs),
             role="self",
             lengths=(sizes.costs,),
-            # one row is too little for a GPU to tell them apart
+            # with one row a GPU is not busy, and all mechanisms take the same time
             batch=1 if size == "smoke" else 32,
             width=sizes.width,
             heads=lra.HEADS,
@@ -260,8 +265,8 @@ def scaling(size: str, *flags: str) -> Table:
         quality=plans,
         commands=(*(() if plans else (("all sizes, on a text of yours", text),)), ("shots against size", prompt)),
         notes=(
-            f"No exponent is given for fewer than {ladder.FEWEST_SIZES} sizes, or if R^2 is below {ladder.LEAST_R2}; "
-            f"runs of {ladder.MOST_EPOCHS} epochs or more are not on a curve.",
+            f"No exponent is given for fewer than {ladder.MIN_SIZES} sizes, or if R^2 is below {ladder.MIN_R2}; "
+            f"runs of {ladder.MAX_EPOCHS} epochs or more are not on a curve.",
             "Learning rates are swept at the two smallest sizes, and move with the root of the width from there.",
             "Few models of these sizes answer natural questions above chance; --table mqar has recall by width.",
         ),

@@ -10,9 +10,9 @@ import torch
 from regard.compare import filling, jobs
 from regard.compare import learn as learning
 from regard.compare.budget import Budget
-from regard.compare.learn import Broke, Lesson, learn
+from regard.compare.learn import Diverged, Trial, learn
 from regard.compare.quality import QualityPlan
-from regard.compare.run import Interrupted, Tools
+from regard.compare.run import Environment, Interrupted
 from regard.compare.store import Folder
 from regard.core.ahead import Ahead
 from regard.core.draws import RedrawnLayers
@@ -107,10 +107,10 @@ def gpu(monkeypatch) -> Gpu:
 
 
 def trainer(spec: str = "softmax", task: str = "listops", device: str = "cpu", **more) -> learning._Trainer:
-    lesson = Lesson(spec, task, {}, 24, 4, device=device, **(SIZES | more))
-    found = lesson.find_task()
+    trial = Trial(spec, task, {}, 24, 4, device=device, **(SIZES | more))
+    found = trial.find_task()
     torch.manual_seed(0)
-    return learning._Trainer(lesson, found, 24, build(lesson.config(spec, found)).to(device))
+    return learning._Trainer(trial, found, 24, build(trial.config(spec, found)).to(device))
 
 
 def weights(found: learning._Trainer) -> list[torch.Tensor]:
@@ -179,7 +179,7 @@ def test_updates_are_captured_while_a_thread_draws(gpu, spec, pretrain):
     the weights are those of a loop."""
     plain, replayed = trainer(spec, pretrain=pretrain), trainer(spec, pretrain=pretrain)
     replayed.examples = Ahead(replayed.draw_step, 2)
-    replayed.redrawn = RedrawnLayers(replayed.model, seed=replayed.lesson.seed, ahead=2)
+    replayed.redrawn = RedrawnLayers(replayed.model, seed=replayed.trial.seed, ahead=2)
     replayed.graphs = CudaGraphs(gpu.launch(replayed.learn_from), torch.device("cpu"), learning._give_up)
     with replayed:
         for step in range(6):
@@ -232,25 +232,25 @@ def test_a_cell_that_cannot_be_captured_asks_for_another_process(gpu, monkeypatc
     def work(batch, weights):
         return found.learn_from(batch, weights) if gpu.capturing is None else wait_for_the_gpu()
 
-    def train(lesson):
+    def train(trial):
         for step in range(2):
             found.update(step, 4)
 
     found.graphs = CudaGraphs(work, torch.device("cpu"), learning._give_up)
     monkeypatch.setattr(jobs, "learn", train)
     note = "training without CUDA graphs: operation not permitted when stream is capturing"
-    assert jobs.run_cell(found.lesson) == (jobs.UNCAPTURED, note, ({}, {}))
+    assert jobs.run_cell(found.trial) == (jobs.UNCAPTURED, note, ({}, {}))
 
 
 @pytest.mark.parametrize("look", ["score", "save", "count"])
 def test_the_first_update_that_is_not_finite_is_named_later(look, gpu, monkeypatch, tmp_path):
     """A GPU is not asked after every update; before a score, a checkpoint, and every so many updates it is."""
     found = trainer(rate=1e30)
-    with pytest.raises(Broke) as early:
+    with pytest.raises(Diverged) as early:
         found.train(learning.Progress(20), lambda: 0.0, 0.0)
     found = trainer(rate=1e30, saved=str(tmp_path / "cell.pt"))
     found.graphs = CudaGraphs(gpu.launch(found.learn_from), torch.device("cpu"), learning._give_up)
-    monkeypatch.setattr(learning, "CHECKED_EVERY", 12)
+    monkeypatch.setattr(learning, "CHECK_INTERVAL", 12)
     for step in range(11):
         found.update(step, 20)
     looks = {
@@ -258,7 +258,7 @@ def test_the_first_update_that_is_not_finite_is_named_later(look, gpu, monkeypat
         "save": lambda: found.save(learning.Progress(20)),
         "count": lambda: found.update(11, 20),
     }
-    with pytest.raises(Broke) as late:
+    with pytest.raises(Diverged) as late:
         looks[look]()
     assert str(late.value) == str(early.value)
     assert not (tmp_path / "cell.pt").exists()
@@ -288,14 +288,14 @@ def test_minutes_pay_for_whole_updates(monkeypatch):
     assert found.time_update(lambda: now[0]) == 2.0
     assert all(torch.equal(one, other) for one, other in zip(weights(found), before, strict=True))
     assert not found.optimizer.state
-    answer, _ = learn(Lesson("softmax", "recall", {}, 24, 4, budget=Budget("minutes", 0.1), **SIZES), lambda: now[0])
+    answer, _ = learn(Trial("softmax", "recall", {}, 24, 4, budget=Budget("minutes", 0.1), **SIZES), lambda: now[0])
     assert answer["updates"] == 3
 
 
 def test_the_precision_is_part_of_the_question():
     plain, half = (QualityPlan("recall", ("linear",), dtype=dtype) for dtype in ("float32", "bfloat16"))
     assert plain.question("linear", 0.001, 1) != half.question("linear", 0.001, 1)
-    assert half.lesson("linear", 0.001, 1).dtype == "bfloat16"
+    assert half.trial("linear", 0.001, 1).dtype == "bfloat16"
     context = trainer(dtype="bfloat16").precision()
     assert isinstance(context, torch.autocast)
     assert context.fast_dtype == torch.bfloat16
@@ -364,16 +364,16 @@ def test_a_gpu_computes_after_a_capture_that_failed():
 
 def test_a_process_trains_one_cell_after_another_until_one_fails():
     """With the answers that each has alone. A process whose cell failed has ended."""
-    lesson = Lesson("softmax", "copy", length=8, batch=2, budget=Budget("updates", 3), **SIZES)
-    others = [dataclasses.replace(lesson, spec="linear", seed=2), dataclasses.replace(lesson, length=1)]
-    job = jobs.Job(lesson)
+    trial = Trial("softmax", "copy", length=8, batch=2, budget=Budget("updates", 3), **SIZES)
+    others = [dataclasses.replace(trial, spec="linear", seed=2), dataclasses.replace(trial, length=1)]
+    job = jobs.Job(trial)
     process, found = job.process, [job.outcome()]
     for other in others:
         assert job.is_free
         job.begin(other)
         found.append(job.outcome())
     assert [status for status, _, _ in found] == ["done", "done", "refused"]
-    for asked, (_, _, (answer, counted)) in zip((lesson, others[0]), found[:2], strict=True):
+    for asked, (_, _, (answer, counted)) in zip((trial, others[0]), found[:2], strict=True):
         alone, alone_counted = learn(asked)
         assert (answer | {"seconds": 0}, counted) == (alone | {"seconds": 0}, alone_counted)
     assert not job.is_free
@@ -385,17 +385,17 @@ class FakeJob:
 
     began: list["FakeJob"] = []
 
-    def __init__(self, lesson):
-        self.lessons, self.process, self.connection = [], self, None
+    def __init__(self, trial):
+        self.trials, self.process, self.connection = [], self, None
         FakeJob.began.append(self)
-        self.begin(lesson)
+        self.begin(trial)
 
-    def begin(self, lesson):
-        self.lessons.append(lesson)
+    def begin(self, trial):
+        self.trials.append(trial)
 
     def outcome(self):
-        self.cells, lesson = len(self.lessons), self.lessons[-1]
-        self.is_free = self.cells == 1 and lesson.spec != "linear"
+        self.cells, trial = len(self.trials), self.trials[-1]
+        self.is_free = self.cells == 1 and trial.spec != "linear"
         answer = {"score": 1.0, "valid": 1.0, "seconds": 1.0, "higher_is_better": True, "updates": 2, "curve": []}
         return "done" if self.is_free else "error", "", (answer, {})
 
@@ -418,7 +418,7 @@ def test_what_fails_in_a_process_that_was_used_is_tried_again_in_a_new_one(monke
     monkeypatch.setattr(FakeJob, "began", [])
     plan = QualityPlan("copy", ("softmax", "linear"), length=8, batch=2, rates=(0.01,), seeds=2, amount=2.0, **SIZES)
     folder = Folder(tmp_path)
-    filling.fill_quality([plan], folder, Tools(tell=lambda line: None))
+    filling.fill_quality([plan], folder, Environment(report=lambda line: None))
     cells = {(spec, seed): folder.get(plan.question(spec, 0.01, seed)) for spec in plan.specs for seed in (1, 2)}
     assert {asked: cell and cell.status for asked, cell in cells.items()} == {
         ("softmax", 1): "done",
@@ -427,16 +427,16 @@ def test_what_fails_in_a_process_that_was_used_is_tried_again_in_a_new_one(monke
         ("linear", 2): "error",
     }
     # the first process fails at its second cell, which then gets one of its own
-    used = [[(lesson.spec, lesson.seed) for lesson in job.lessons] for job in FakeJob.began]
+    used = [[(trial.spec, trial.seed) for trial in job.trials] for job in FakeJob.began]
     assert used[0] == [("softmax", 1), ("linear", 1)]
     assert used[1] == [("linear", 1)]
 
 
 def test_a_signal_that_ends_the_processes_too_is_no_answer(monkeypatch, tmp_path):
-    tools = Tools(tell=lambda line: None)
+    environment = Environment(report=lambda line: None)
 
     def finished(running, seconds):
-        tools.received = signal.SIGTERM
+        environment.received = signal.SIGTERM
         return running[:1]
 
     monkeypatch.setattr(filling, "Job", FakeJob)
@@ -444,5 +444,5 @@ def test_a_signal_that_ends_the_processes_too_is_no_answer(monkeypatch, tmp_path
     monkeypatch.setattr(FakeJob, "outcome", lambda job: ("error", "its process ended with status 255", ({}, {})))
     plan = QualityPlan("copy", ("linear",), length=8, batch=2, rates=(0.01,), seeds=1, amount=2.0, **SIZES)
     with pytest.raises(Interrupted):
-        filling.fill_quality([plan], Folder(tmp_path), tools)
+        filling.fill_quality([plan], Folder(tmp_path), environment)
     assert not list(Folder(tmp_path).all())

@@ -8,13 +8,13 @@ import torch
 import regard
 from regard.compare import measure
 from regard.compare.count import count_training, state_bytes
-from regard.compare.measure import CannotMeasure, Process, Setting, Subject, extrapolate
+from regard.compare.measure import CannotMeasure, MeasuredLayer, Process, Setting, extrapolate
 
 SIZES = {"width": 16, "heads": 2, "threads": 1}
 
 
 def test_counts_are_those_of_the_layer():
-    whole = Subject(Setting("softmax", "causal", 32, **SIZES)).prepare()
+    whole = MeasuredLayer(Setting("softmax", "causal", 32, **SIZES)).prepare()
     assert whole["backend"]
     assert "backward" not in whole["backend"]
     found = whole["counted"]
@@ -37,13 +37,25 @@ def test_counts_are_those_of_the_layer():
     ],
 )
 def test_what_a_token_sees(spec, role, sees):
-    assert Subject(Setting(spec, role, 32, **SIZES)).prepare()["counted"]["sees"] == sees
+    assert MeasuredLayer(Setting(spec, role, 32, **SIZES)).prepare()["counted"]["sees"] == sees
+
+
+@pytest.mark.parametrize("heads", [[0, 1], [1, 0]])
+def test_a_token_is_seen_where_any_head_sees_it(heads):
+    """Of attention alone, whose heads see different tokens: one its own, the other all before it."""
+    values = torch.randn(1, 2, 4, 1, requires_grad=True)  # [B, H, T, D]
+
+    def forward() -> tuple[torch.Tensor, None]:
+        seen = [values[:, heads[0]], values[:, heads[1]].cumsum(1)]
+        return torch.stack(seen, 2), None  # [B, T, H, D]
+
+    assert count_training(forward, values, at=2)["sees"] == 3
 
 
 @pytest.mark.parametrize("part", ["layer", "mixing"])
 @pytest.mark.parametrize(("spec", "role"), [("softmax", "cross"), ("rfa", "causal"), ("linformer(longest=32)", "self")])
 def test_turns(spec, role, part):
-    subject = Subject(Setting(spec, role, 32, part=part, **SIZES))
+    subject = MeasuredLayer(Setting(spec, role, 32, part=part, **SIZES))
     found = subject.prepare()
     taken = subject.turn()
     assert found["peak"] >= 0
@@ -54,16 +66,16 @@ def test_turns(spec, role, part):
 
 def test_a_mechanism_that_is_no_function_of_projections_says_so():
     with pytest.raises(CannotMeasure, match="no function of projected inputs") as refused:
-        Subject(Setting("fnet", "self", 32, part="mixing", **SIZES)).prepare()
+        MeasuredLayer(Setting("fnet", "self", 32, part="mixing", **SIZES)).prepare()
     assert refused.value.status == "refused"
 
 
 def test_limits():
     with pytest.raises(CannotMeasure, match="per training step; its share of the time allows") as refused:
-        Subject(Setting("softmax", "causal", 4096, seconds=1e-9, **SIZES)).prepare()
+        MeasuredLayer(Setting("softmax", "causal", 4096, seconds=1e-9, **SIZES)).prepare()
     assert refused.value.status == "slow"
     with pytest.raises(CannotMeasure, match="needs about") as refused:
-        Subject(Setting("softmax", "causal", 4096, room=1.0, **SIZES)).prepare()
+        MeasuredLayer(Setting("softmax", "causal", 4096, room=1.0, **SIZES)).prepare()
     assert refused.value.status == "memory"
     assert extrapolate([1.0], [10], 40, 2) == 16
     # growth as measured where it is steeper than declared, but not without end
@@ -71,7 +83,7 @@ def test_limits():
     assert extrapolate([1.0, 100.0], [10, 20], 40, 1) == 800
 
 
-class Compiling(Subject):
+class Compiling(MeasuredLayer):
     """A layer whose clock is planted: the first step of a length compiles for half a minute."""
 
     is_new = False
@@ -92,7 +104,7 @@ def test_what_is_compiled_once_is_not_part_of_an_estimate():
     assert Compiling(setting).prepare()["seconds"] == 0.001
 
 
-class Overhead(Subject):
+class Overhead(MeasuredLayer):
     """A layer whose calls take 10 ms whatever their length."""
 
     def _timed(self, call):
@@ -111,7 +123,7 @@ def test_what_a_call_costs_at_any_length_does_not_make_a_row_hopeless():
 
 def test_what_empties_the_cache_of_a_gpu_is_not_part_of_the_peak(monkeypatch):
     done = []
-    subject = Subject(Setting("softmax", "causal", 32, **SIZES))
+    subject = MeasuredLayer(Setting("softmax", "causal", 32, **SIZES))
     monkeypatch.setattr(subject, "_flush", lambda: done.append("flushed"))
     monkeypatch.setattr(measure, "reset_peak", lambda device: done.append("reset") or 3)
     monkeypatch.setattr(measure, "peak", lambda device: 10)
@@ -137,11 +149,11 @@ def test_a_process_of_its_own():
 
 
 def test_an_auxiliary_loss_is_part_of_a_step():
-    subject = Subject(Setting("compressive(segment=8, memory=8, compressed=4)", "causal", 32, **SIZES))
+    subject = MeasuredLayer(Setting("compressive(segment=8, memory=8, compressed=4)", "causal", 32, **SIZES))
     subject.prepare()
     assert subject.train() > 0
     # a text of one segment compresses nothing, so its loss has no gradient
-    whole = Subject(Setting("compressive(segment=64, memory=64, compressed=8)", "causal", 32, **SIZES))
+    whole = MeasuredLayer(Setting("compressive(segment=64, memory=64, compressed=8)", "causal", 32, **SIZES))
     whole.prepare()
     assert whole.train() > 0
 

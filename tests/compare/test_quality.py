@@ -20,12 +20,12 @@ from regard.compare import run as costs_module
 from regard.compare.advise import advise
 from regard.compare.budget import Budget, budget_from
 from regard.compare.filling import Filling, describe_progress, fill_quality
-from regard.compare.learn import Broke, Lesson, learn
+from regard.compare.learn import Diverged, Trial, learn
 from regard.compare.page import html_report
 from regard.compare.quality import ENSEMBLE, QualityPlan, Variant
-from regard.compare.report import score_header, score_markdown, text_report
+from regard.compare.report import score_header, score_markdown, score_table, text_report
 from regard.compare.results import Results
-from regard.compare.runs import RunLesson, joined_files, learn_run
+from regard.compare.runs import RunTrial, joined_files, learn_run
 from regard.compare.scores import Scores
 from regard.compare.statistics import corpus_bleu
 from regard.compare.store import Cell, Folder
@@ -55,7 +55,7 @@ def test_what_is_counted_as_parameters():
 def test_the_feed_forward_width_makes_parameters_equal(spec):
     sizes = {"width": 64, "inner": 1024, "heads": 2}
     target, _ = budget.count(config("softmax", **sizes))
-    sized = budget.solve(config(spec, **sizes), target)
+    sized = budget.equalize_parameters(config(spec, **sizes), target)
     found = build(sized.config)
     assert not sized.over
     assert abs(budget.count(found.config)[0] - target) <= 0.01 * target
@@ -65,13 +65,13 @@ def test_the_feed_forward_width_makes_parameters_equal(spec):
 def test_a_row_with_two_per_cent_more_is_refused():
     """What no width can mend: a table of its own that exceeds the target, or a planted difference."""
     target, _ = budget.count(config("softmax"))
-    sized = budget.solve(config("gmlp(longest=256)"), target)
+    sized = budget.equalize_parameters(config("gmlp(longest=256)"), target)
     assert "not within 1 % of" in sized.over
-    exact = budget.solve(config("softmax"), target)
+    exact = budget.equalize_parameters(config("softmax"), target)
     assert not exact.over
-    assert budget._judged(exact.config, round(1.009 * target), 0, target).over == ""
-    assert budget._judged(exact.config, round(1.02 * target), 0, target).over
-    assert budget._judged(exact.config, round(0.98 * target), 0, target).over
+    assert budget._sized_config(exact.config, round(1.009 * target), 0, target).over == ""
+    assert budget._sized_config(exact.config, round(1.02 * target), 0, target).over
+    assert budget._sized_config(exact.config, round(0.98 * target), 0, target).over
 
 
 @pytest.mark.parametrize(
@@ -92,23 +92,23 @@ def test_a_bad_budget(text):
 
 def test_a_model_learns_and_the_cell_says_what_it_cost():
     options = {"vocabulary": 4}
-    lesson = Lesson("softmax", "mad-memorize", options, 8, 16, budget=Budget("updates", 60), rate=0.02, **SIZES)
-    answer, counted = learn(lesson)
+    trial = Trial("softmax", "mad-memorize", options, 8, 16, budget=Budget("updates", 60), rate=0.02, **SIZES)
+    answer, counted = learn(trial)
     assert answer["score"] > 0.9 > answer["chance"] == 0.5
     assert answer["solved_at"] <= answer["updates"] == 60
     assert [step for step, _ in answer["curve"]] == [8, 16, 24, 32, 40, 48, 56, 60]
     assert answer["valid"] == answer["curve"][-1][1]
-    assert answer["tokens"] == 60 * lesson.batch * lesson.length
+    assert answer["tokens"] == 60 * trial.batch * trial.length
     assert len(answer["items"]) == 512
     assert sum(answer["items"]) / 512 == pytest.approx(answer["score"], abs=1e-3)
     assert counted["flops"] % 60 == 0
-    assert counted["parameters"] == budget.count(lesson.config("softmax", lesson.find_task()))[0]
+    assert counted["parameters"] == budget.count(trial.config("softmax", trial.find_task()))[0]
 
 
 def test_a_cell_depends_on_its_question_alone():
-    lesson = Lesson("linear", "mad-recall", {}, 16, 8, budget=Budget("updates", 3), **SIZES)
-    one, again = learn(lesson)[0], learn(lesson)[0]
-    other = learn(dataclasses.replace(lesson, seed=2))[0]
+    trial = Trial("linear", "mad-recall", {}, 16, 8, budget=Budget("updates", 3), **SIZES)
+    one, again = learn(trial)[0], learn(trial)[0]
+    other = learn(dataclasses.replace(trial, seed=2))[0]
     same = ("score", "curve", "items")
     assert [one[name] for name in same] == [again[name] for name in same]
     assert one["items"] != other["items"]
@@ -116,9 +116,9 @@ def test_a_cell_depends_on_its_question_alone():
 
 def test_a_killed_cell_continues_from_what_it_saved(tmp_path, monkeypatch):
     """Killed after any update, it ends in the same bits; a file that a kill cut short is as good as none."""
-    lesson = Lesson("performer(features=8)", "mad-recall", {}, 16, 8, budget=Budget("updates", 5), **SIZES)
-    whole = learn(lesson)[0]
-    lesson = dataclasses.replace(lesson, saved=str(tmp_path / "saved" / "cell.pt"))
+    trial = Trial("performer(features=8)", "mad-recall", {}, 16, 8, budget=Budget("updates", 5), **SIZES)
+    whole = learn(trial)[0]
+    trial = dataclasses.replace(trial, saved=str(tmp_path / "saved" / "cell.pt"))
     clock = iter(range(0, 10**6, 100)).__next__
     update, done = learning._Trainer.update, []
 
@@ -130,21 +130,21 @@ def test_a_killed_cell_continues_from_what_it_saved(tmp_path, monkeypatch):
 
     monkeypatch.setattr(learning._Trainer, "update", killed)
     with pytest.raises(KeyboardInterrupt):
-        learn(lesson, clock)
+        learn(trial, clock)
     continued = []
     monkeypatch.setattr(learning._Trainer, "update", lambda self, *at: continued.append(at[0]) or update(self, *at))
-    again = learn(lesson, clock)[0]
+    again = learn(trial, clock)[0]
     assert (done, continued) == ([0, 1, 2], [3, 4])
     assert all(again[name] == whole[name] for name in ("score", "curve", "items"))
-    Path(lesson.saved).write_bytes(b"PK")
-    assert learn(lesson, clock)[0]["curve"] == whole["curve"]
+    Path(trial.saved).write_bytes(b"PK")
+    assert learn(trial, clock)[0]["curve"] == whole["curve"]
 
 
 def test_self_pretraining_takes_half_of_the_budget(monkeypatch):
     """First every hidden token is asked, and nothing else; then the answers, with a schedule of their own."""
-    task = Lesson("softmax", "listops").find_task()
-    lesson = Lesson("softmax", "listops", {}, 24, 8, pretrain="self", budget=Budget("updates", 4), **SIZES)
-    trainer, seen = learning._Trainer(lesson, task, 24, build(lesson.config("softmax", task))), []
+    task = Trial("softmax", "listops").find_task()
+    trial = Trial("softmax", "listops", {}, 24, 8, pretrain="self", budget=Budget("updates", 4), **SIZES)
+    trainer, seen = learning._Trainer(trial, task, 24, build(trial.config("softmax", task))), []
     monkeypatch.setattr(trainer, "loss", lambda found: seen.append(found) or learning._Trainer.loss(trainer, found))
     rates = []
     for step in range(4):
@@ -152,7 +152,7 @@ def test_self_pretraining_takes_half_of_the_budget(monkeypatch):
         rates.append(trainer.optimizer.param_groups[0]["lr"])
     assert rates[:2] == rates[2:]
     for step, found in enumerate(seen):
-        plain = trainer.draw(8, lesson.seed * 10_000_019 + step)
+        plain = trainer.draw(8, trial.seed * 10_000_019 + step)
         if step >= 2:
             assert torch.equal(found.tokens, plain.tokens)
             continue
@@ -167,7 +167,7 @@ def test_self_pretraining_takes_half_of_the_budget(monkeypatch):
 
 def test_groups_are_scored_apart():
     options = {"pairs": 2, "updates": 1, "vocabulary": 32}
-    answer, _ = learn(Lesson("softmax", "forgetting", options, 16, 4, budget=Budget("updates", 1), **SIZES))
+    answer, _ = learn(Trial("softmax", "forgetting", options, 16, 4, budget=Budget("updates", 1), **SIZES))
     assert set(answer["groups"]) == {"kept", "updated"}
 
 
@@ -191,7 +191,7 @@ def test_what_is_drawn_and_how_fast_it_learns(monkeypatch):
     for seed in (1, 2):
         drawn.clear()
         learn(
-            Lesson("softmax", "recall", length=16, batch=2, rate=1.0, seed=seed, budget=Budget("updates", 24), **SIZES)
+            Trial("softmax", "recall", length=16, batch=2, rate=1.0, seed=seed, budget=Budget("updates", 24), **SIZES)
         )
         trained.append({made for rows, made in drawn if rows == 2} - {0})
         scored = [made for rows, made in drawn if rows != 2]
@@ -206,12 +206,12 @@ def test_what_is_drawn_and_how_fast_it_learns(monkeypatch):
 
 def test_a_length_without_questions_is_refused():
     with pytest.raises(ValueError, match="the task recall asks nothing in 2 tokens"):
-        learn(Lesson("softmax", "recall", length=2, width=8, heads=2, inner=8))
+        learn(Trial("softmax", "recall", length=2, width=8, heads=2, inner=8))
 
 
 def test_what_is_not_finite_is_said():
-    with pytest.raises(Broke, match=r"not finite at update \d+ \(learning rate 1e\+30\)"):
-        learn(Lesson("softmax", "copy", {}, 9, 4, rate=1e30, budget=Budget("updates", 20), **SIZES))
+    with pytest.raises(Diverged, match=r"not finite at update \d+ \(learning rate 1e\+30\)"):
+        learn(Trial("softmax", "copy", {}, 9, 4, rate=1e30, budget=Budget("updates", 20), **SIZES))
 
 
 # the table
@@ -231,13 +231,13 @@ class School:
         self.scores, self.spread, self.solved_at, self.higher, self.wave = scores, spread, solved_at, higher, wave
         self.asked: list[tuple[str, float, int]] = []
 
-    def __call__(self, lesson):
-        self.asked.append((lesson.spec, lesson.rate, lesson.seed))
-        score = self.scores[lesson.spec].get(lesson.rate, 0.1)
+    def __call__(self, trial):
+        self.asked.append((trial.spec, trial.rate, trial.seed))
+        score = self.scores[trial.spec].get(trial.rate, 0.1)
         if score < 0:
             return "broke", "not finite at update 3", ({}, {})
-        score += self.spread * (lesson.seed - 1)
-        phase = {"softmax": 0.0}.get(lesson.spec, 1.0)
+        score += self.spread * (trial.seed - 1)
+        phase = {"softmax": 0.0}.get(trial.spec, 1.0)
         items = [score + self.wave * math.sin(at + phase) for at in range(64)]
         answer = {"metric": "accuracy", "higher_is_better": self.higher, "valid": score, "score": score, "items": items}
         answer |= {"right": 10, "asked": 1000, "groups": {}, "chance": 0.125, "curve": [[75, 0.2], [600, score]]}
@@ -253,7 +253,7 @@ def plan(*specs: str, **more) -> QualityPlan:
 
 
 def taught(path, school: School, asked: QualityPlan) -> Scores:
-    fill_quality([asked], Folder(path), World({}).tools(), school)
+    fill_quality([asked], Folder(path), World({}).environment(), school)
     return Scores(asked, Folder(path))
 
 
@@ -274,9 +274,9 @@ def test_the_best_rate_gets_fresh_seeds(tmp_path):
     before = len(school.asked)
     taught(tmp_path, school, plan())
     assert len(school.asked) == before == len(set(school.asked))
-    tools = World({}).tools()
-    tools.force = True
-    fill_quality([plan()], Folder(tmp_path), tools, school)
+    environment = World({}).environment()
+    environment.force = True
+    fill_quality([plan()], Folder(tmp_path), environment, school)
     assert school.asked[before:] == school.asked[:before]
 
 
@@ -284,12 +284,12 @@ def test_the_best_rate_is_that_of_the_validation_set(tmp_path):
     """The best of several scores of the test set would be no score of it."""
     school = School({spec: {LOW: 0.5, MIDDLE: 0.9, HIGH: 0.5} for spec in ("softmax", "linear")})
 
-    def teach(lesson):
-        status, note, (answer, counted) = school(lesson)
-        luck = {LOW: 0.99, MIDDLE: 0.6, HIGH: 0.6}[lesson.rate]
+    def teach(trial):
+        status, note, (answer, counted) = school(trial)
+        luck = {LOW: 0.99, MIDDLE: 0.6, HIGH: 0.6}[trial.rate]
         return status, note, (answer | {"score": luck}, counted)
 
-    fill_quality([plan("linear")], Folder(tmp_path), World({}).tools(), teach)
+    fill_quality([plan("linear")], Folder(tmp_path), World({}).environment(), teach)
     rows = Scores(plan("linear"), Folder(tmp_path)).rows
     assert {(row["rate"], row["score"]) for row in rows} == {(MIDDLE, 0.6)}
 
@@ -297,12 +297,12 @@ def test_the_best_rate_is_that_of_the_validation_set(tmp_path):
 def test_groups_of_answers_are_shown_as_means_over_the_seeds(tmp_path):
     school = School({"softmax": {MIDDLE: 0.95}})
 
-    def teach(lesson):
-        status, note, (answer, counted) = school(lesson)
-        return status, note, (answer | {"groups": {"kept": 0.1 * lesson.seed, "updated": 0.5}}, counted)
+    def teach(trial):
+        status, note, (answer, counted) = school(trial)
+        return status, note, (answer | {"groups": {"kept": 0.1 * trial.seed, "updated": 0.5}}, counted)
 
     asked = QualityPlan("recall", specs=("softmax",), rates=(MIDDLE,))
-    fill_quality([asked], Folder(tmp_path), World({}).tools(), teach)
+    fill_quality([asked], Folder(tmp_path), World({}).environment(), teach)
     results = Results(None, Folder(tmp_path), [asked])
     said = "softmax: kept 0.200, updated 0.500"
     assert f"by group:\n{said}" in text_report(results)
@@ -318,20 +318,25 @@ def test_a_best_rate_at_the_edge_widens_the_grid_for_all(tmp_path):
     rows = {row["spec"]: row for row in scores.rows}
     assert rows["linear"]["rate"] == wider
     assert rows["linear"]["rates"] == 4
+    # and below
+    lower = float(f"{LOW**2 / MIDDLE:.3g}")
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {LOW: 0.3, lower: 0.6}, "efficient": {MIDDLE: 0.4}})
+    rows = {row["spec"]: row for row in taught(tmp_path / "low", school, plan()).rows}
+    assert (rows["linear"]["rate"], rows["linear"]["rates"]) == (lower, 4)
 
 
 def test_a_row_that_cannot_be_captured_trains_again_without_graphs(tmp_path):
     """The cell starts again, once, and the others of its row never try."""
     school, tried, world = School({"softmax": {0.1: 0.95}, "linear": {0.1: 0.3}}), [], World({})
 
-    def train(lesson):
-        tried.append((lesson.spec, lesson.seed, lesson.graphs))
-        if lesson.spec == "linear" and lesson.graphs:
+    def train(trial):
+        tried.append((trial.spec, trial.seed, trial.graphs))
+        if trial.spec == "linear" and trial.graphs:
             return "uncaptured", "training without CUDA graphs: it waits", ({}, {})
-        return school(lesson)
+        return school(trial)
 
     asked = plan("linear", rates=(0.1,), seeds=2)
-    fill_quality([asked], Folder(tmp_path), world.tools(), train)
+    fill_quality([asked], Folder(tmp_path), world.environment(), train)
     linear = [(seed, graphs) for spec, seed, graphs in tried if spec == "linear"]
     assert linear == [(1, True), (1, False), (2, False)]
     assert [(seed, graphs) for spec, seed, graphs in tried if spec == "softmax"] == [(1, True), (2, True)]
@@ -348,11 +353,11 @@ def test_all_tables_get_a_seed_before_one_gets_its_second(tmp_path):
     school = School({"softmax": {MIDDLE: 0.9}, "linear": {MIDDLE: 0.9}})
     seeds = []
 
-    def train(lesson):
-        seeds.append((lesson.length, lesson.seed))
-        return school(lesson)
+    def train(trial):
+        seeds.append((trial.length, trial.seed))
+        return school(trial)
 
-    fill_quality([given, swept], Folder(tmp_path), World({}).tools(), train)
+    fill_quality([given, swept], Folder(tmp_path), World({}).environment(), train)
     order = [(32, 1), (0, 0), (0, 1), (32, 2), (0, 2), (32, 3)]
     assert list(dict.fromkeys(seeds)) == order
     assert [seeds.count(one) for one in order] == [2, 6, 2, 2, 2, 2]
@@ -363,13 +368,13 @@ def test_progress_says_how_many_cells_are_done_and_about_how_long_the_rest_takes
     scores = {"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.3}, "efficient": dict.fromkeys((LOW, MIDDLE, HIGH), -1)}
     school, world, minutes = School(scores), World({}), {"softmax": 10, "linear": 2, "efficient": 0.5}
 
-    def train(lesson):
-        world.now += 60 * minutes[lesson.spec]
-        return school(lesson)
+    def train(trial):
+        world.now += 60 * minutes[trial.spec]
+        return school(trial)
 
     def progress() -> list[str]:
         world.said.clear()
-        fill_quality([plan(seeds=2)], Folder(tmp_path), world.tools(), train)
+        fill_quality([plan(seeds=2)], Folder(tmp_path), world.environment(), train)
         return [line.rpartition("; ")[2] for line in world.said]
 
     said = progress()
@@ -393,7 +398,7 @@ def test_progress_says_how_many_cells_are_done_and_about_how_long_the_rest_takes
 
 def test_a_wider_grid_has_more_cells(tmp_path):
     school, world = School({"softmax": {MIDDLE: 0.95}, "linear": {HIGH: 0.3}}), World({})
-    fill_quality([plan("linear", seeds=1)], Folder(tmp_path), world.tools(), school)
+    fill_quality([plan("linear", seeds=1)], Folder(tmp_path), world.environment(), school)
     said = [line.rpartition("; ")[2].partition(",")[0] for line in world.said]
     assert said[5:7] == ["6 of 8 cells done", "7 of 10 cells done"]
     assert said[-1] == "10 of 10 cells done"
@@ -403,21 +408,21 @@ def test_the_time_that_is_left_is_that_of_all_tables_and_jobs(tmp_path):
     """Cells in progress count by half where half of their time is over; a table without times leaves it open."""
     tables = [plan("linear", rates=(0.1,), length=length) for length in (16, 32)]
     world, school = World({}), School({"softmax": {0.1: 0.9}, "linear": {0.1: 0.5}})
-    fillings = [Filling(one, Folder(tmp_path), world.tools()) for one in tables]
+    fillings = [Filling(one, Folder(tmp_path), world.environment()) for one in tables]
     Folder(tmp_path).cells.mkdir()
     for filling in fillings:
         filling.begin()
     first, second = fillings
-    lesson = first.lesson(("linear", 0.1, 1))
+    trial = first.trial(("linear", 0.1, 1))
     world.now += 600
-    first.end(("linear", 0.1, 1), school(lesson))
+    first.end(("linear", 0.1, 1), school(trial))
     assert describe_progress(fillings, 1) == "1 of 12 cells done"
-    lesson = second.lesson(("softmax", 0.1, 1))
+    trial = second.trial(("softmax", 0.1, 1))
     world.now += 1200
-    second.end(("softmax", 0.1, 1), school(lesson))
+    second.end(("softmax", 0.1, 1), school(trial))
     assert describe_progress(fillings, 1) == "2 of 12 cells done, about 2.5 h left"
     assert describe_progress(fillings, 3) == "2 of 12 cells done, about 50 min left"
-    first.lesson(("linear", 0.1, 2))
+    first.trial(("linear", 0.1, 2))
     world.now += 300
     assert describe_progress(fillings, 1) == "2 of 12 cells done, about 2.4 h left"
 
@@ -428,7 +433,7 @@ def test_a_budget_of_minutes_needs_a_machine_without_other_work(tmp_path):
 
     def fill(one: QualityPlan, load: float, **more) -> int:
         before = len(school.asked)
-        fill_quality([one], Folder(tmp_path), world.tools(load=lambda: load, **more), school)
+        fill_quality([one], Folder(tmp_path), world.environment(load=lambda: load, **more), school)
         return len(school.asked) - before
 
     with pytest.raises(ValueError, match=rf"is 0\.6 per core.* at most 0\.5.*--out {tmp_path}; .* --force"):
@@ -465,9 +470,13 @@ def test_rows_whose_seeds_overlap_share_a_letter(tmp_path):
     school = School({"softmax": {MIDDLE: 0.96}, "linear": {MIDDLE: 0.95}, "efficient": {MIDDLE: 0.5}}, wave=0.1)
     rows = {row["spec"]: row["letters"] for row in taught(tmp_path / "wave", school, plan()).rows}
     assert rows == {"softmax": "a", "linear": "a", "efficient": "b"}
-    # one seed says nothing of luck
-    rows = {row["spec"]: row["letters"] for row in taught(tmp_path / "one", school, plan(seeds=1)).rows}
-    assert set(rows.values()) == {"a"}
+    # one seed shows no spread
+    scores = taught(tmp_path / "one", school, plan(seeds=1))
+    assert scores.settled
+    assert not any("letters" in row for row in scores.rows)
+    said = advise(Results(None, scores.folder, [scores.plan]))
+    assert said[0] == "recall has one seed for each row, so its rows are not ranked."
+    assert not scores.rule
 
 
 def translated(path, rows: dict[str, tuple[list[float], list[int] | None]]) -> Scores:
@@ -505,12 +514,26 @@ def test_translators_are_ranked_by_seeds_and_sentences(tmp_path):
     found = {row["spec"]: row["letters"] for row in scores.rows}
     assert found == {"A, ensemble": "a", "A": "b", "B": "b", "C": "b", "D": "c"}
     assert scores.rule == (
-        "rank: seeds that do not overlap, and a paired bootstrap over the test set that excludes 0; "
-        "an ensemble is one score"
+        "rank: different letters: seeds do not overlap, and a paired bootstrap over the test set excludes 0; "
+        "an ensemble has one score"
     )
     assert scores.rule in score_header(scores)
     said = " ".join(advise(Results(None, scores.folder, [scores.plan])))
     assert "Best at translate: A, ensemble (42). Behind: A, B, C and D" in said
+
+
+def test_an_ensemble_waits_for_the_runs_of_all_seeds(tmp_path):
+    variants = (Variant("A"), Variant("A, ensemble", of="A", ensemble=True))
+    asked = QualityPlan("translate", rates=(0.01,), flags=("--a", "b"), test=("--c", "d"), variants=variants)
+    folder = Folder(tmp_path)
+    filling = Filling(asked, folder, World({}).environment())
+    filling.begin()
+    answer = {"valid": 1.0, "score": 1.0, "higher_is_better": True, "updates": 1, "curve": []}
+    with folder.writing("a test"):
+        for seed in asked.seed_numbers:
+            assert ("A, ensemble", 0.01, ENSEMBLE) not in filling.ready()
+            folder.put(Cell(asked.question("A", 0.01, seed), "done", "", answer))
+    assert filling.ready() == [("A, ensemble", 0.01, ENSEMBLE)]
 
 
 def test_translators_without_sentences_are_ranked_by_seeds(tmp_path):
@@ -525,11 +548,40 @@ def test_translators_without_sentences_are_ranked_by_seeds(tmp_path):
     scores = translated(tmp_path, rows)
     found = {row["spec"]: row.get("letters") for row in scores.rows}
     assert found == {"A, ensemble": None, "A": "a", "B": "ab", "C": "b", "D": "c"}
-    assert "means more than two standard errors apart" in scores.rule
-    assert scores.rule.endswith("as no scores of single items were kept; ensembles, of one score each, have none")
+    assert "means are over two standard errors apart" in scores.rule
+    assert scores.rule.endswith("no scores of single items were kept; ensembles have one score each, and no rank")
     said = " ".join(advise(Results(None, scores.folder, [scores.plan])))
-    assert "Best at translate: A and B, not told apart (39 to 41). Behind: C and D (10 to 38.9)." in said
-    assert "Not ranked, one score each: A, ensemble (42)." in said
+    assert "Best at translate: A (40 to 41); not significantly worse: B (39 to 40.2). Behind: C and D" in said
+    assert "Not ranked, with one score each: A, ensemble (42)." in said
+
+
+def test_a_score_within_the_sampling_error_of_a_blind_guess_is_marked(tmp_path):
+    """Chance is 0.125; of 3,000 answers a blind guess has up to 0.137 right."""
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.13}, "efficient": {MIDDLE: 0.14}})
+    scores = taught(tmp_path, school, plan())
+    assert {row["spec"]: row["at_chance"] for row in scores.rows} == {
+        "softmax": False,
+        "linear": True,
+        "efficient": False,
+    }
+    assert "0.131 =" in " ".join(score_table(scores, 200))
+    assert "At chance: linear." in advise(Results(None, scores.folder, [scores.plan]))
+
+
+def test_a_row_is_behind_only_if_it_differs_from_the_best(tmp_path):
+    """The seeds of the best row are spread so widely that it differs from the last row only, while the two others
+    differ from each other."""
+    rows: dict[str, tuple[list[float], list[int] | None]] = {
+        "A": ([20.0, 55.0, 60.0], None),
+        "B": ([44.0, 44.2, 44.5], None),
+        "C": ([30.0, 30.5, 31.0], None),
+        "D": ([10.0, 10.5, 11.0], None),
+    }
+    scores = translated(tmp_path, rows)
+    assert {row["spec"]: row["letters"] for row in scores.rows} == {"A": "ab", "B": "a", "C": "b", "D": "c"}
+    said = " ".join(advise(Results(None, scores.folder, [scores.plan])))
+    expected = "Best at translate: A (20 to 60); not significantly worse: B and C (30 to 44.5). Behind: D (10 to 11)."
+    assert expected in said
 
 
 def test_the_best_rate_of_a_loss_is_the_lowest(tmp_path):
@@ -539,6 +591,20 @@ def test_the_best_rate_of_a_loss_is_the_lowest(tmp_path):
     assert {row["rate"] for row in rows} == {MIDDLE}
     # a loss that is little higher than the best is one at which it learns
     assert {(row["rates_ok"], row["rates"]) for row in rows} == {(2, 3)}
+
+
+@pytest.mark.parametrize(("times", "median"), [((300, None, 100), 300), ((None, 100, None), None)])
+def test_a_seed_that_never_solves_a_task_is_the_slowest(tmp_path, times, median):
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.9}, "efficient": {MIDDLE: 0.4}})
+
+    def train(trial):
+        status, note, (answer, counted) = school(trial)
+        is_asked = trial.spec == "linear" and trial.seed > 0
+        return status, note, (answer | ({"solved_at": times[trial.seed - 1]} if is_asked else {}), counted)
+
+    fill_quality([plan()], Folder(tmp_path), World({}).environment(), train)
+    rows = {row["spec"]: row for row in Scores(plan(), Folder(tmp_path)).rows}
+    assert rows["linear"]["solved_at"] == median
 
 
 @pytest.mark.parametrize(("score", "solved_at"), [(0.5, 100), (0.95, 400)])
@@ -575,12 +641,12 @@ def test_a_word_problem_is_settled_by_a_recurrence(tmp_path):
 def test_several_tables_share_the_processes(tmp_path):
     """While one waits for the last rate of its sweep, another has cells to train."""
     one, other = plan("linear"), QualityPlan("copy", specs=("linear",), seeds=1, rates=(MIDDLE,))
-    fillings = [Filling(asked, Folder(tmp_path), World({}).tools()) for asked in (one, other)]
+    fillings = [Filling(asked, Folder(tmp_path), World({}).environment()) for asked in (one, other)]
     for filling in fillings:
         filling.begin()
     begun = []
     while (pair := filling_module._next(fillings)) is not None:
-        pair[0].lesson(pair[1])
+        pair[0].trial(pair[1])
         begun.append(pair)
     # the sweep of the first, and the one seed of the second, which sweeps nothing; no seed of the first yet
     assert [(fillings.index(filling), asked[2]) for filling, asked in begun] == [(0, 0)] * 6 + [(1, 1)] * 2
@@ -594,14 +660,14 @@ def test_killed_at_any_cell_it_ends_in_the_same_table(tmp_path):
     for at in range(1, len(whole.asked), 6):
         school = School(scores)
 
-        def killed(lesson, school=school, at=at):
+        def killed(trial, school=school, at=at):
             if len(school.asked) == at:
                 raise Killed
-            return school(lesson)
+            return school(trial)
 
         folder = Folder(tmp_path / str(at))
         with survived():
-            fill_quality([plan()], folder, World({}).tools(), killed)
+            fill_quality([plan()], folder, World({}).environment(), killed)
         rows = taught(folder.path, school, plan()).rows
         assert [row | {"key": ""} for row in rows] == [row | {"key": ""} for row in expected]
         assert sorted(school.asked) == sorted(whole.asked)
@@ -621,15 +687,28 @@ def test_statuses(tmp_path):
 def test_a_file_that_was_missing_is_read_the_next_time(tmp_path):
     text = tmp_path / "book.txt"
     asked = QualityPlan("language", specs=("linear",), rates=(0.001,), flags=("--data.text", str(text)))
-    lesson = asked.run_lesson("linear", 0.001, 1, Folder(tmp_path))
-    status, note, found = jobs.run_cell(lesson)
+    trial = asked.run_trial("linear", 0.001, 1, Folder(tmp_path))
+    status, note, found = jobs.run_cell(trial)
     assert (status, note) == ("absent", f"{text}: no such file or directory")
-    fill_quality([asked], Folder(tmp_path), World({}).tools(), lambda lesson: (status, note, found))
+    fill_quality([asked], Folder(tmp_path), World({}).environment(), lambda trial: (status, note, found))
     assert {row["status"] for row in Scores(asked, Folder(tmp_path)).rows} == {"absent"}
     answer = {"score": 1.0, "valid": 1.0, "metric": "loss", "higher_is_better": False, "updates": 1, "curve": []}
     answer |= {"seconds": 1.0, "device_seconds": 1.0}
-    fill_quality([asked], Folder(tmp_path), World({}).tools(), lambda lesson: ("done", "", (answer, {})))
+    fill_quality([asked], Folder(tmp_path), World({}).environment(), lambda trial: ("done", "", (answer, {})))
     assert {row["status"] for row in Scores(asked, Folder(tmp_path)).rows} == {"done"}
+
+
+def test_a_column_without_values_is_left_out(tmp_path):
+    """What is still improving is said of those rows; where there are none, the column takes no room."""
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.3}, "efficient": {MIDDLE: 0.4}})
+    scores = taught(tmp_path, school, plan())
+    assert "trend" not in " ".join(score_table(scores, 200))
+    assert "trend" not in " ".join(score_table(scores, 40))
+    next(row for row in scores.rows if row["spec"] == "linear")["rising"] = True
+    head, *lines = score_table(scores, 200)
+    assert head.endswith("trend")
+    assert [line.split()[0] for line in lines if line.endswith("still improving")] == ["linear"]
+    assert "trend" in " ".join(line for line in score_table(scores, 40) if line.startswith("Columns"))
 
 
 def test_half_done(tmp_path, capsys):
@@ -689,8 +768,8 @@ def test_a_task_of_regard_train_goes_through_its_own_loop(tmp_path):
     data = ["--data.text", str(book), "--data.tokenizer", "bytes", "--data.length", "16", "--training.tokens", "64"]
     spec, budget = "gmlp(longest=16)", Budget("tokens", 256.0)
     run, own = (str(tmp_path / "run"),), ("--model.attention", spec)
-    lesson = RunLesson("language", (*data, *sizes), own, run, 0.01, 1, budget, equal=spec)
-    answer, counted = learn_run(lesson)
+    trial = RunTrial("language", (*data, *sizes), own, run, 0.01, 1, budget, equal=spec)
+    answer, counted = learn_run(trial)
     assert answer["metric"] == "loss (validation)"
     assert not answer["higher_is_better"]
     assert answer["updates"] == 4
@@ -700,13 +779,13 @@ def test_a_task_of_regard_train_goes_through_its_own_loop(tmp_path):
     assert facts["model"]["inner"] != 256
     assert counted["parameters"] == facts["parameters"]
     # a run that is there is not trained again, unless that is asked for: its data may be another
-    assert learn_run(lesson)[0]["curve"] == answer["curve"]
+    assert learn_run(trial)[0]["curve"] == answer["curve"]
     book.write_text("a quick brown fox jumps over a lazy dog, he said\n" * 40)
-    assert learn_run(dataclasses.replace(lesson, afresh=True))[0]["curve"] != answer["curve"]
-    plan, tools = QualityPlan("language", specs=("linear",), flags=tuple(data)), World({}).tools()
+    assert learn_run(dataclasses.replace(trial, afresh=True))[0]["curve"] != answer["curve"]
+    plan, environment = QualityPlan("language", specs=("linear",), flags=tuple(data)), World({}).environment()
     for force in (False, True):
-        tools.force = force
-        assert Filling(plan, Folder(tmp_path), tools).lesson(("linear", 0.01, 1)).afresh == force
+        environment.force = force
+        assert Filling(plan, Folder(tmp_path), environment).trial(("linear", 0.01, 1)).afresh == force
 
 
 def test_a_run_of_images_has_its_speed_where_none_trains_beside_it(tmp_path, monkeypatch):
@@ -741,7 +820,7 @@ def test_a_run_of_images_has_its_speed_where_none_trains_beside_it(tmp_path, mon
     monkeypatch.setattr(runs, "Tally", Counted)
     taking_turns = dataclasses.replace(plan, variants=rows[:1], exclusive=True)
     for asked in (taking_turns, plan):
-        fill_quality([asked], folder, World({}).tools(), lambda lesson: ("done", "", learn_run(lesson)))
+        fill_quality([asked], folder, World({}).environment(), lambda trial: ("done", "", learn_run(trial)))
     assert held == [True, False]
     # the batches of an epoch have one shape
     assert len(counted) == 2
@@ -757,17 +836,17 @@ def test_a_run_of_images_has_its_speed_where_none_trains_beside_it(tmp_path, mon
 
 def test_cells_beside_each_other_share_the_threads_of_the_host(tmp_path, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    monkeypatch.setattr(jobs, "learn_run", lambda lesson: ({"threads": torch.get_num_threads()}, {}))
+    monkeypatch.setattr(jobs, "learn_run", lambda trial: ({"threads": torch.get_num_threads()}, {}))
     before, found = torch.get_num_threads(), []
     plan = QualityPlan("images", rates=(0.01,), variants=(Variant("softmax"),), device="cuda", jobs=2)
     try:
         for asked in (plan, dataclasses.replace(plan, jobs=3)):
-            lesson = asked.run_lesson("softmax", 0.01, 1, Folder(tmp_path))
-            found.append(jobs.run_cell(lesson)[2][0]["threads"])
+            trial = asked.run_trial("softmax", 0.01, 1, Folder(tmp_path))
+            found.append(jobs.run_cell(trial)[2][0]["threads"])
     finally:
         torch.set_num_threads(before)
     assert found == [2, 1]
-    assert dataclasses.replace(plan, jobs=1).run_lesson("softmax", 0.01, 1, Folder(tmp_path)).threads == 0
+    assert dataclasses.replace(plan, jobs=1).run_trial("softmax", 0.01, 1, Folder(tmp_path)).threads == 0
 
 
 def test_units_are_joined_into_words_once(tmp_path):

@@ -76,10 +76,10 @@ def test_operations_are_counted_once_for_all_seeds(tmp_path, monkeypatch):
         (1, 0.2, Budget("flops", 9)),
     ):
         run = (str(tmp_path / "runs" / f"{seed}-{rate}"),)
-        lesson = runs.RunLesson("translate", flags, ("--model.width", "16"), run, rate, seed, budget)
-        assert runs._counts(lesson, []) == {"flops": 1.0, "epoch": 2.0}
+        trial = runs.RunTrial("translate", flags, ("--model.width", "16"), run, rate, seed, budget)
+        assert runs._counts(trial, []) == {"flops": 1.0, "epoch": 2.0}
     assert found == [0]
-    runs._counts(dataclasses.replace(lesson, own=("--model.width", "32")), [])
+    runs._counts(dataclasses.replace(trial, row_flags=("--model.width", "32")), [])
     assert found == [0, 0]
 
 

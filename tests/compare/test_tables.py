@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from planted import World
 
 from regard import config as configs
@@ -57,6 +58,17 @@ def test_layers_between_two_tokens(spec, role, layers):
     assert [complexity.path(spec, role, length) for length in (32, 64)] == layers
 
 
+def test_residual_connections_keep_what_a_token_has(monkeypatch):
+    """A layer in which each token sees the one before it, and not itself."""
+
+    class Previous(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.pad(x[:, :-1], (0, 0, 1, 0))
+
+    monkeypatch.setattr(complexity, "_layer", lambda *_: Previous())
+    assert complexity.path("previous", "causal", 5) == 4
+
+
 def test_sequential_operations():
     """Attention has as many at every length; a recurrence has some for each token, also inside one kernel."""
 
@@ -98,8 +110,8 @@ def test_every_table_is_a_plan_or_names_its_commands(name, size):
     for plan in table.quality:
         # the generator takes the length, and the rows are known mechanisms
         assert plan.rows()
-        lesson = plan.lesson("softmax", 1.0, 0)
-        assert lesson.find_task().name == plan.name
+        trial = plan.trial("softmax", 1.0, 0)
+        assert trial.find_task().name == plan.name
     for _, command in table.commands:
         assert command.startswith(("regard ", "absent"))
     for published in table.published:
@@ -148,11 +160,11 @@ def test_the_translators_of_table_2(tmp_path):
     assert len(trained) == 7
     assert sum(variant.ensemble for variant in plan.variants) == 8
     folder = Folder(tmp_path)
-    lesson = plan.run_lesson("GNMT, ensemble", 0.001, ENSEMBLE, folder)
-    assert lesson.runs == tuple(plan.run_lesson("GNMT", 0.001, seed, folder).run for seed in (1, 2, 3))
-    assert not lesson.trains
-    replaced = plan.run_lesson("Deep-Att on words, unknown replaced", 0.001, 1, folder)
-    assert replaced.runs == plan.run_lesson("Deep-Att on words", 0.001, 1, folder).runs
+    trial = plan.run_trial("GNMT, ensemble", 0.001, ENSEMBLE, folder)
+    assert trial.runs == tuple(plan.run_trial("GNMT", 0.001, seed, folder).run for seed in (1, 2, 3))
+    assert not trial.trains
+    replaced = plan.run_trial("Deep-Att on words, unknown replaced", 0.001, 1, folder)
+    assert replaced.runs == plan.run_trial("Deep-Att on words", 0.001, 1, folder).runs
     assert replaced.test == ("--source", "c", "--replace-unknown")
     with pytest.raises(ValueError, match="needs pairs to validate on"):
         tables.build("wmt", "small", *data[:2])
@@ -167,7 +179,7 @@ def test_the_arena_runs_what_it_has_files_for(tmp_path):
     assert {plan.pretrain for plan in alone.quality[1::2]} == {"self"}
     assert [what for what, _ in alone.commands] == ["Text", "Image", "Retrieval"]
     # each of the arena's eleven rows stands once, and has as many parameters as softmax
-    rows = Filling(alone.quality[0], Folder(tmp_path), World({}).tools())
+    rows = Filling(alone.quality[0], Folder(tmp_path), World({}).environment())
     rows.begin()
     assert len(rows.specs) == len({spec.partition("(")[0] for spec in rows.specs}) == 11
     with pytest.raises(ValueError, match="text needs both"):
@@ -222,6 +234,11 @@ def test_some_rows_of_a_table(tmp_path, capsys):
     assert rows("mad", "linear") == [["softmax", "linear"]] * 6
     assert rows("recall", "linear", "--task", "recall") == [["softmax", "linear"]]
     assert rows("tasks", "Feedback", "--task", "copy") == [["softmax", "Feedback"]]
+    # costs are measured of these rows too
+    for table in ("state", "arena"):
+        arguments = program._parser().parse_args(["compare", "--table", table, "linear"])
+        costs = compare_verb._plans(arguments, Folder(tmp_path / "out"))[0]
+        assert [row.spec for row in costs.rows()] == ["softmax", "linear"]
     # lengths differ, and with them the options of a row
     assert rows("tasks", "gmlp(longest=64)") == [["softmax", "gmlp(longest=64)"]] * 2
     pairs = ("--data.source", "a", "--data.valid_source", "b", "--data.tokenizer", "units")
@@ -270,10 +287,10 @@ def test_a_model_of_another_kind_is_a_row_of_a_generated_task():
     refusals = dict(plan.rows())
     assert refusals["Perceiver, 64 latents"] == "no role 'causal'"
     assert refusals["Feedback"] == ""
-    lesson = plan.lesson("Feedback", 0.003, 1)
-    config = lesson.config("Feedback", lesson.find_task())
+    trial = plan.trial("Feedback", 0.003, 1)
+    config = trial.config("Feedback", trial.find_task())
     assert (config.kind, config.width) == ("feedback", plan.width)
-    assert lesson.config("softmax", lesson.find_task()).kind == "decoder"
+    assert trial.config("softmax", trial.find_task()).kind == "decoder"
 
 
 # scaling
@@ -294,7 +311,7 @@ def test_a_power_law_is_found_and_its_interval_holds_it():
     # nor has one that follows a law in part
     rough = [scaling.Point(size, 1e6, 1e9, (loss,)) for size, loss in ((1e5, 4.0), (1e6, 3.4), (1e7, 3.5), (1e8, 2.9))]
     law = scaling.fit([point.size for point in rough], [point.loss for point in rough])
-    assert 0.8 < law.r2 < scaling.LEAST_R2 == 0.98
+    assert 0.8 < law.r2 < scaling.MIN_R2 == 0.98
     assert scaling._law(rough, "parameters").startswith("no exponent, R^2 of the best law is 0.")
     assert scaling.hull([(1, 5.0), (2, 6.0), (3, 4.0), (3, 3.0)]) == [(1, 5.0), (3, 3.0)]
 
@@ -306,16 +323,16 @@ def test_the_ladder(tmp_path):
     plans = [replace(plan, specs=("linear",), seeds=2) for plan in table.quality]
     assert [len(plan.rates) for plan in plans] == [3, 3, 1, 1, 1, 1, 1]
 
-    def trained(lesson):
-        width = int(lesson.flags[lesson.flags.index("--model.width") + 1])
-        layers = int(lesson.flags[lesson.flags.index("--model.layers") + 1])
+    def trained(trial):
+        width = int(trial.flags[trial.flags.index("--model.width") + 1])
+        layers = int(trial.flags[trial.flags.index("--model.layers") + 1])
         size = width * width * layers
-        loss = 1 + 10 / size**0.5 + 1e-4 * lesson.seed
+        loss = 1 + 10 / size**0.5 + 1e-4 * trial.seed
         answer = {"metric": "loss (validation)", "higher_is_better": False, "valid": loss, "score": loss, "curve": []}
         answer |= {"updates": 9, "epochs": 5 if size > 4096 else 1, "rising": False, "seconds": 1, "device_seconds": 1}
         return "done", "", (answer, {"parameters": size, "inside": size, "flops": size * 9})
 
-    fill_quality(plans, Folder(tmp_path), World({}).tools(), trained)
+    fill_quality(plans, Folder(tmp_path), World({}).environment(), trained)
     results = Results(None, Folder(tmp_path), plans, table)
     assert [point.size for point in scaling.points(results.scores, "linear")][:3] == [256, 1024, 4096]
     assert "linear, loss by parameters: no exponent, 3 of the 4 points" in text_report(results)
@@ -345,7 +362,7 @@ def test_a_report_needs_no_data(tmp_path, capsys):
         replace(plan, specs=("linear",), rates=(0.1,), seeds=1) for plan in table.quality if "Text" in plan.title
     ]
     write_plans(folder, None, quality, ("arena", "smoke", *flags))
-    fill_quality(quality[:1], folder, World({}).tools(), answered)
+    fill_quality(quality[:1], folder, World({}).environment(), answered)
     expected = text_report(Results(None, Folder(folder.path), quality, table))
     for path in files:
         path.unlink()
@@ -399,7 +416,8 @@ def test_the_page_has_what_a_table_has_beside_its_plans(tmp_path):
     folder = Folder(tmp_path)
     write_plans(folder, None, [plan], ("recall", "small"))
     page = html_report(Results(None, folder, [plan], tables.build("recall", "small")))
-    assert f"regard compare --table recall --size small --task {plan.name} linear --out again" in page
+    command = f"regard compare --table recall --size small --task {plan.name} --budget updates=6000 linear --out again"
+    assert command in page
     page = html_report(Results(None, folder, [QualityPlan("recall", specs=("linear",), batch=8, seeds=2)]))
     assert "regard compare linear --task recall --budget updates=600 --task-batch 8 --seeds 2 --out again" in page
 
@@ -415,9 +433,9 @@ def test_the_frontier():
     assert [point.name for point in frontier(points)] == ["a", "b", "e"]
 
 
-def answered(lesson):
+def answered(trial):
     """A trainer that only pretends: wide and self-pretrained models are better."""
-    score = 0.5 + 0.002 * lesson.width + 0.1 * (lesson.pretrain == "self")
+    score = 0.5 + 0.002 * trial.width + 0.1 * (trial.pretrain == "self")
     answer = {"metric": "accuracy", "higher_is_better": True, "valid": score, "score": score, "curve": [[600, score]]}
     answer |= {"right": 10, "asked": 1000, "groups": {}, "chance": 0.125, "items": [score], "rising": False}
     return "done", "", (answer | {"updates": 600, "solved_at": None, "seconds": 1}, {"parameters": 100})
@@ -437,7 +455,7 @@ def test_pictures_of_tables(tmp_path, name, panels, label):
     plans = [replace(plan, specs=("linear",), seeds=1, rates=(0.1,)) for plan in table.quality]
     costs = None if table.costs is None else CostPlan(specs=("linear",), role=table.costs.role, **SIZES)
     world = World({"softmax": 1.0, "linear": 0.5})
-    fill_quality(plans, folder, world.tools(), answered)
+    fill_quality(plans, folder, world.environment(), answered)
     if costs is not None:
         world.fill(costs, folder)
     drawn = plot.picture(Results(costs, folder, plans, table)).axes
@@ -564,8 +582,8 @@ def test_plans_are_read_back(tmp_path):
 @pytest.mark.parametrize("size", tables.SIZES)
 def test_all_rows_of_mad_have_equal_parameters(size):
     plan = tables.build("mad", size).quality[0]
-    lesson = plan.lesson("softmax", 0.001, 1)
-    task = lesson.find_task()
-    target, _ = budget.count(lesson.config("softmax", task))
+    trial = plan.trial("softmax", 0.001, 1)
+    task = trial.find_task()
+    target, _ = budget.count(trial.config("softmax", task))
     for spec, _ in plan.rows():
-        assert not budget.solve(lesson.config(spec, task), target).over, spec
+        assert not budget.equalize_parameters(trial.config(spec, task), target).over, spec

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.compare.measure import CannotMeasure, Setting
 from regard.compare.plan import CostPlan
-from regard.compare.run import Tools, fill_costs
+from regard.compare.run import Environment, fill_costs
 from regard.compare.store import Folder
 
 
@@ -31,13 +31,13 @@ class World:
         self.most_alive = self.alive = 0
         self.said: list[str] = []
 
-    def tools(self, **more: Any) -> Tools:
-        return Tools(
-            contestant=lambda setting: Planted(self, setting), clock=lambda: self.now, tell=self.said.append, **more
+    def environment(self, **more: Any) -> Environment:
+        return Environment(
+            contestant=lambda setting: Planted(self, setting), clock=lambda: self.now, report=self.said.append, **more
         )
 
     def fill(self, plan: CostPlan, folder: Folder, **more: Any) -> None:
-        fill_costs(plan, folder, self.tools(**more))
+        fill_costs(plan, folder, self.environment(**more))
 
     def spend(self, seconds: float) -> float:
         # what else happens on the machine makes everything slower for a while
