@@ -23,7 +23,7 @@ from regard.core.draws import RedrawnLayers, list_redrawn, seed_generators
 from regard.training import checkpoint
 from regard.training import plan as plans
 from regard.training.averaging import average_run
-from regard.training.compiling import check_compiles, compile_loss
+from regard.training.compiling import compile_loss
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.distributed.tensors import full, is_finite, placed_like
@@ -88,8 +88,6 @@ class Loop:
         self.state = State()
         self.saved = -1  # the step of the newest checkpoint
         self.began = 0.0  # a reading of the clock: when the run would have begun without interruptions
-        if config.compile:
-            check_compiles(task.model)
         if config.recompute:
             recompute_layers(task.model)
         self.loss: Callable[[Any, float], Loss] = self.world.wrap(

@@ -32,8 +32,11 @@ from training_runs import assert_same, dying, in_child, write_pairs
 
 from regard import tasks
 from regard.config import parse
+from regard.tasks.language.config import LanguageConfig
+from regard.tasks.text import LanguageData
 from regard.tasks.train import resume, train
 from regard.training import checkpoint, loop
+from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.distributed import join
 from regard.training.distributed.join import count_starts
@@ -176,13 +179,19 @@ class TestTokens:
         def begin_here(rank: int) -> None:
             given = (self.FLAGS if case == "language" else "") + flags
             with pytest.raises((ValueError, EndedElsewhere)) as caught:
-                begin(folder, case, f"refused-{words[:16]}", f"{given} --training.shares tokens ")
+                begin(folder, case, out, f"{given} --training.shares tokens ")
             if caught.type is not EndedElsewhere:
                 said.write_text(str(caught.value))
 
-        said = folder / f"said-{words[:16]}"
+        out, said = f"refused-{words[:16]}", folder / f"said-{words[:16]}"
         assert in_processes(2, begin_here) == [0, 0]
         assert re.search(words, said.read_text())
+        assert not (folder / out).exists(), "with other settings the command works"
+
+    def test_rows_of_one_document_each_say_so(self):
+        training = TrainingConfig(shares="tokens", metric="loss")
+        with pytest.raises(ValueError, match="needs rows of running text"):
+            LanguageConfig(data=LanguageData(apart=True), training=training)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +340,7 @@ class TestFaults:
 
         assert in_processes(2, begin_here) == [0, 0]
         assert len(list(folder.glob("reported-by-*"))) == 1
+        assert not (folder / "reported").exists(), "with other settings the command works"
 
     @pytest.mark.parametrize(("culprit", "broken"), [(0, "restore"), (1, "restore"), (1, "_update")])
     def test_an_error_in_one_process_ends_the_others_at_once(self, folder, culprit, broken):

@@ -22,10 +22,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from regard.training import checkpoint
 from regard.training.config import TrainingConfig
-from regard.training.distributed.experts import spread_experts, whole_experts
+from regard.training.distributed.batchnorm import synchronise_batch_norms
+from regard.training.distributed.experts import check_experts, spread_experts, whole_experts
 from regard.training.distributed.tensors import local
 from regard.training.distributed.world import Compute, Computed, Processes
 from regard.training.run import Run
+from regard.training.task import TrainingTask
 
 
 class Sharded(Processes):
@@ -37,8 +39,13 @@ class Sharded(Processes):
         self.experts: list[Any] = []
         self.root: FSDPModule | None = None
 
+    def check(self, task: TrainingTask) -> None:
+        super().check(task)
+        if self.spreads_experts:
+            check_experts(task.model, self.size)
+
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
-        self.prepare(model)
+        synchronise_batch_norms(model)
         device = next(model.parameters()).device
         options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (self.size,))}
         if self.precision != "float32":

@@ -28,6 +28,7 @@ from regard.training.config import TrainingConfig
 from regard.training.distributed.batchnorm import synchronise_batch_norms
 from regard.training.distributed.tokens import check_splits, split_tokens
 from regard.training.run import Run
+from regard.training.task import TrainingTask
 
 T = TypeVar("T")
 Rows = tuple[Tensor | None, ...]  # a batch: each tensor has its rows first
@@ -68,6 +69,10 @@ class World(Protocol):
 
     def device(self, device: torch.device) -> torch.device:
         """The device of this process, of the kind that was asked for."""
+        ...
+
+    def check(self, task: TrainingTask) -> None:
+        """Refuses what the processes cannot share, before anything is written."""
         ...
 
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
@@ -122,6 +127,9 @@ class Alone:
 
     def device(self, device: torch.device) -> torch.device:
         return device
+
+    def check(self, task: TrainingTask) -> None:
+        pass
 
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
         return compute
@@ -187,8 +195,13 @@ class Processes:
         torch.cuda.set_device(self.local_rank)
         return torch.device("cuda", self.local_rank)
 
+    def check(self, task: TrainingTask) -> None:
+        if self.split is not None:
+            check_splits(task.model)
+            split_tokens(task.batches.get(0, 0), self.split)
+
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
-        self.prepare(model)
+        synchronise_batch_norms(model)
         # buffers are equal by construction: every process draws from the same seed, and statistics are summed
         kind = nn.parallel.DistributedDataParallel
         # PyTorch 2.13 renamed it
@@ -197,12 +210,6 @@ class Processes:
         options: dict[str, Any] = {name: False}
         self.wrapped = kind(Computed(model, compute), gradient_as_bucket_view=True, **options)
         return self.wrapped
-
-    def prepare(self, model: nn.Module) -> None:
-        """Makes a model fit for shared batches, or refuses it in words."""
-        if self.split is not None:
-            check_splits(model)
-        synchronise_batch_norms(model)
 
     def share(self, batch: Rows) -> Share:
         if self.split is not None:
