@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -42,7 +44,7 @@ from regard.training.distributed import join
 from regard.training.distributed.join import count_starts
 from regard.training.distributed.launch import _Loopback, launch
 from regard.training.distributed.status import FOLDER, LOST, told_to_launcher
-from regard.training.distributed.world import EndedElsewhere, LostProcess
+from regard.training.distributed.world import EndedElsewhere, LostProcess, Processes
 from regard.training.run import Run
 
 SMALL = "--model.width 16 --model.heads 2 --model.inner 32 --model.dropout 0 "
@@ -91,13 +93,13 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def begin(folder: Path, case: str, out: str, flags: str = "", steps: int = 4) -> None:
+def begin(folder: Path, case: str, out: str, flags: str = "", steps: int = 4, quiet: bool = True) -> None:
     """Trains in this process, which may be one of several."""
     task = tasks.find(case.split("-")[0])
     given = (QUICK.format(steps=steps) + CASES[case] + flags).split()
     given = [str(folder / word) if (folder / word).exists() and word != "." else word for word in given]
     config = parse(task.config, [*given, "--out", str(folder / out)], "regard", "")
-    train(task, config, Display(quiet=True))
+    train(task, config, Display(quiet=quiet))
 
 
 def losses(folder: Path) -> torch.Tensor:
@@ -113,9 +115,10 @@ def assert_like(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_train_as_one(folder, case):
+def test_two_processes_train_as_one(folder, case, capfd):
     begin(folder, case, f"{case}-one")
-    assert in_processes(2, lambda rank: begin(folder, case, f"{case}-two")) == [0, 0]
+    assert in_processes(2, lambda rank: begin(folder, case, f"{case}-two", quiet=False)) == [0, 0]
+    assert capfd.readouterr().err.count("validation  loss") == 1, "the main process alone speaks"
     assert_like(folder / f"{case}-one", folder / f"{case}-two")
 
 
@@ -258,7 +261,6 @@ def test_plan_and_end_follow_the_clock_and_the_metric_of_the_main_process(folder
     flags = "--training.steps null --training.minutes 0.01 --training.stop_at 0.01 --training.evaluate_every null "
 
     def begin_here(rank: int) -> None:
-        signal.alarm(60)
         task = tasks.find("classify")
         evaluate = task.evaluate
 
@@ -314,6 +316,19 @@ class TestFaults:
         assert in_processes(2, partial(begin_again, out=f"killed-{victim}"), attempt=1) == [0, 0]
         assert_same(folder / f"undisturbed-{victim}", folder / f"killed-{victim}")
 
+    @pytest.mark.parametrize(("victim", "meeting"), [(0, 1), (1, 3)])
+    def test_a_process_that_is_killed_before_a_meeting_is_lost(self, folder, victim, meeting):
+        """The others wait there, for as long as it may take to read data or to write a checkpoint, and while the loop
+        runs, SIGTERM would not end them."""
+
+        def begin_here(rank: int) -> None:
+            if rank == victim:
+                dying(Processes, "wait", meeting)
+            with pytest.raises(LostProcess, match="another process of the run has ended"):
+                begin(folder, "classify", f"met-{victim}", "--training.sharded true --training.save_every 1 ")
+
+        assert in_processes(2, begin_here, kills=False) == [-9 * (rank == victim) for rank in range(2)]
+
     def test_a_stuck_process_ends_the_others_in_words(self, folder):
         def begin_here(rank: int) -> None:
             done = folder / "stuck-is-known"
@@ -347,7 +362,6 @@ class TestFaults:
         """They wait for it through the store (restore) or in a collective (_update)."""
 
         def begin_here(rank: int) -> None:
-            signal.alarm(60)
             if rank == culprit:
                 setattr(loop.Loop, broken, mock.Mock(side_effect=ValueError("no store of this name")))
             with pytest.raises(ValueError if rank == culprit else EndedElsewhere):
@@ -364,6 +378,15 @@ class TestFaults:
                 begin(folder, "classify", "unreached")
 
         assert in_processes(1, begin_here) == [0]
+
+    def test_the_death_of_the_launcher_stops_a_process(self, monkeypatch):
+        """As SIGTERM does; otherwise nobody would end it."""
+        world: Any = SimpleNamespace(parent=os.getppid())
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda found, _: found)
+        assert Processes.first_signal(world, None) is None
+        assert Processes.first_signal(world, signal.SIGINT) == signal.SIGINT
+        monkeypatch.setattr(os, "getppid", lambda: world.parent + 1)
+        assert Processes.first_signal(world, None) == signal.SIGTERM
 
     def test_a_signal_to_one_process_saves_and_stops_all_of_them(self, folder):
         def begin_here(rank: int) -> None:
@@ -478,17 +501,17 @@ def test_fifty_updates_agree(folder, case):
 KILLS = 20
 
 
-def start_run(folder: Path, out: str, launcher: str) -> subprocess.Popen:
+def start_run(folder: Path, out: str, launcher: str, more: str = "") -> subprocess.Popen:
     """A run of two processes with a checkpoint every 20 updates, by --training.processes or by torchrun."""
-    flags = "--training.save_every 20 --training.evaluate_every 1000 --model.dropout 0.1 "
+    flags = f"--training.save_every 20 --training.evaluate_every 1000 --model.dropout 0.1 {more}"
     given = (QUICK.format(steps=KILLS * 100) + CASES["classify"] + flags).split()
     given = [str(folder / word) if (folder / word).exists() else word for word in given]
     by_torchrun = f"-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts={KILLS} -m regard".split()
     ours = ["--training.processes", "2", "--training.restarts", str(KILLS)]
     command = ["-m", "regard"] if launcher == "regard" else by_torchrun
-    more = ours if launcher == "regard" else []
+    given += ours if launcher == "regard" else []
     return subprocess.Popen(
-        [sys.executable, *command, "train", "classify", *given, *more, "--out", str(folder / out)],
+        [sys.executable, *command, "train", "classify", *given, "--out", str(folder / out)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
@@ -498,14 +521,16 @@ def children(parent: int) -> list[int]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("launcher", ["regard", "torchrun"])
-def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder, launcher):
+@pytest.mark.parametrize(
+    ("launcher", "flags"), [("regard", ""), ("torchrun", ""), ("regard", "--training.sharded true ")]
+)
+def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder, launcher, flags):
     """Of random processes at random moments: while they start, and at most 40 updates later. The run is so long that
     all of them happen before it ends, whatever the speed of the machine."""
     draw, began = random.Random(launcher), time.monotonic()
-    names = [f"kills-{launcher}-{name}" for name in ("none", "twenty")]
+    names = [f"kills-{launcher}-{len(flags)}-{name}" for name in ("none", "twenty")]
     logs = [folder / name / "log.jsonl" for name in names]
-    undisturbed = start_run(folder, names[0], launcher)
+    undisturbed = start_run(folder, names[0], launcher, flags)
     wait_until(logs[0].exists, "first update")
     seconds = time.monotonic() - began  # that a start takes
     assert undisturbed.wait() == 0
@@ -514,7 +539,7 @@ def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder, 
         lines = logs[1].read_bytes().splitlines() if logs[1].exists() else []
         return max((json.loads(line)["step"] for line in lines[-2:] if line.endswith(b"}")), default=0)
 
-    run, known, waits = start_run(folder, names[1], launcher), set[int](), list[float]()
+    run, known, waits = start_run(folder, names[1], launcher, flags), set[int](), list[float]()
     for _ in range(KILLS):
         began = time.monotonic()
         wait_until(lambda known=known: len(set(children(run.pid)) - known) == 2, "restart")
@@ -523,15 +548,19 @@ def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder, 
         wait_until(lambda goal=goal, moment=moment: step() >= goal or time.monotonic() > moment, "update")
         os.kill(draw.choice(sorted(known)), signal.SIGKILL)
         waits.append(time.monotonic() - began)
-    assert run.wait(600) == 0
+    while run.poll() is None:
+        reached = step()
+        wait_until(lambda reached=reached: run.poll() is not None or step() > reached, "update")
+    assert run.wait() == 0
     print(f"{launcher}: {KILLS} kills, at most {max(waits):.0f} s between two")
     assert_same(folder / names[0], folder / names[1])
 
 
-def wait_until(happens: Callable[[], bool], what: str, seconds: float = 200) -> None:
-    limit = time.monotonic() + seconds
+def wait_until(happens: Callable[[], bool], what: str) -> None:
+    """Fails only where it would never happen: on a machine with much other work, a restart takes minutes."""
+    limit = time.monotonic() + 900
     while not happens():
-        assert time.monotonic() < limit, f"no {what} within {seconds:g} seconds"
+        assert time.monotonic() < limit, f"no {what} within 15 minutes"
         time.sleep(0.02)
 
 
@@ -542,4 +571,4 @@ def test_processes_whose_launcher_is_killed_stop(folder):
     left = children(launcher.pid)
     launcher.kill()
     launcher.wait()
-    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in left), "end", seconds=30)
+    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in left), "end")

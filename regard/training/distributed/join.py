@@ -30,12 +30,12 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
         store, rank, size, restarts = _find_others(timeout)
         backend = "cpu:gloo,cuda:nccl" if uses_gpu else "gloo"
         dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
-    if config.sharded:
-        from regard.training.distributed.sharding import Sharded
+        if config.sharded:
+            from regard.training.distributed.sharding import Sharded
 
-        world = Sharded(config, restarts)
-    else:
-        world = Processes(config, restarts)
+            world = Sharded(config, restarts)
+        else:
+            world = Processes(config, restarts)
     try:
         with world.in_words():
             yield world

@@ -33,7 +33,7 @@ from regard.training.task import TrainingTask
 T = TypeVar("T")
 Rows = tuple[Tensor | None, ...]  # a batch: each tensor has its rows first
 Compute = Callable[..., Any]
-PREPARING = timedelta(days=7)  # the longest time that the main process may read data and train tokenizers
+PREPARING = timedelta(days=7)  # the longest time that the main process may read data, train tokenizers or save alone
 LOST = re.compile(
     r"gloo|nccl|timed out|timeout|connection (was )?(closed|reset|refused)|broken pipe|\bstore\b",
     re.IGNORECASE,
@@ -176,8 +176,8 @@ class Processes:
         self.split = Split(dist.new_group(), self.rank, self.size) if config.shares == "tokens" else None
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.parent = os.getppid()
+        self.patient: Any = dist.new_group(timeout=PREPARING, backend="gloo")
         self.wrapped: nn.parallel.DistributedDataParallel | None = None
-        self.meetings = 0
 
     @property
     def is_main(self) -> bool:
@@ -251,25 +251,18 @@ class Processes:
         return int(found) or None
 
     def wait(self) -> None:
-        """Through the store, which has no limit of time: reading data may take longer than any communication."""
-        store, self.meetings = dist.distributed_c10d._get_default_store(), self.meetings + 1
-        here = f"regard/meeting/{self.meetings}"
-        if store.add(here, 1) == self.size:
-            store.set(f"{here}/done", "1")
-        store.wait([f"{here}/done"], PREPARING)
-        self._check_ended()
+        """In a group of its own: reading data, or writing a checkpoint, may take longer than any other communication.
+        The death of a process closes its connections, and ends the others at once."""
+        dist.barrier(self.patient)
 
     def tell_end(self) -> bool:
-        """Tells the other processes that this one ends with an error, so that none waits for it. Whether it is the
-        first, which reports the error: often all of them have the same."""
+        """Tells the other processes that this one ends with an error: they lose their connection to it, and ask why.
+        Whether it is the first, which reports the error: often all of them have the same."""
         store = dist.distributed_c10d._get_default_store()
         try:
-            first = store.compare_set(ENDED, "", str(self.rank)).decode()
-            for meeting in (self.meetings, self.meetings + 1):
-                store.set(f"regard/meeting/{meeting}/done", "1")
+            return store.compare_set(ENDED, "", str(self.rank)) == str(self.rank).encode()
         except dist.DistError:
             return True
-        return first == str(self.rank)
 
     def _check_ended(self) -> None:
         store = dist.distributed_c10d._get_default_store()
