@@ -43,7 +43,8 @@ from regard.training.display import Display
 from regard.training.distributed import join
 from regard.training.distributed.join import count_starts
 from regard.training.distributed.launch import _Loopback, launch
-from regard.training.distributed.status import FOLDER, LOST, told_to_launcher
+from regard.training.distributed.sharding import _layers
+from regard.training.distributed.status import FOLDER, LOST, read_status, told_to_launcher
 from regard.training.distributed.world import EndedElsewhere, LostProcess, Processes
 from regard.training.run import Run
 
@@ -416,7 +417,8 @@ class TestLauncher:
         """With a stand-in for Python: process 1 is killed the first time, then process 0 ends in words."""
         stand_in = tmp_path / "python"
         stand_in.write_text(
-            f"#!/bin/sh\necho $RANK $TORCHELASTIC_RESTART_COUNT $MASTER_ADDR $* >> {tmp_path}/calls\n"
+            "#!/bin/sh\necho $RANK $TORCHELASTIC_RESTART_COUNT $MASTER_ADDR $GLOO_SOCKET_IFNAME "
+            f"$TORCH_ELASTIC_SHUTDOWN_TIMEOUT $* >> {tmp_path}/calls\n"
             f"test $RANK-$TORCHELASTIC_RESTART_COUNT = 1-0 && {end}\n"
             "test $TORCHELASTIC_RESTART_COUNT = 0 && sleep 60\n"
             f"test $RANK = 0 && printf 3 > ${FOLDER}/0\nexit 0\n"
@@ -432,7 +434,9 @@ class TestLauncher:
         assert words in said
         assert "elastic" not in said, "PyTorch has nothing to add"
         calls = sorted((tmp_path / "calls").read_text().splitlines())
-        assert calls == [f"{rank} {n} 127.0.0.1 -m regard train x" for rank in range(2) for n in range(restarts + 1)]
+        # the address and the interface that only this machine reaches, and seconds to save after SIGTERM
+        given = "127.0.0.1 lo 600 -m regard train x"
+        assert calls == [f"{rank} {n} {given}" for rank in range(2) for n in range(restarts + 1)]
 
     def test_its_store_listens_on_the_loopback_address_alone(self):
         handler = _Loopback(mock.Mock(run_id="test"))
@@ -480,6 +484,27 @@ def test_a_process_leaves_its_status_to_the_launcher_unless_it_lost_another(tmp_
         raise SystemExit(code)
     assert ended.value.code == (code if told is None else 0)
     assert [path.read_text() for path in tmp_path.iterdir()] == ([] if told is None else [told])
+
+
+def test_the_status_of_a_run_is_the_first_by_rank_that_is_not_zero(tmp_path):
+    assert read_status(str(tmp_path)) == 0
+    for rank, status in ((10, 4), (2, 3), (0, 0)):
+        (tmp_path / str(rank)).write_text(str(status))
+    assert read_status(str(tmp_path)) == 3
+
+
+def test_layers_that_share_a_weight_are_not_gathered_by_themselves():
+    """They would be cut into shards twice; so would a layer whose weight is also used outside of it."""
+    model: Any = torch.nn.Module()
+    model.config, model.outside = SimpleNamespace(), torch.nn.Linear(2, 2, bias=False)
+    model.layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False)) for _ in range(4))
+    for layer in model.layers:
+        layer.compiles_alone = True
+    model.layers[1][0].weight = model.layers[0][0].weight
+    model.layers[2][0].weight = model.outside.weight
+    assert _layers(model) == [model.layers[3]]
+    model.config.reversible = True
+    assert _layers(model) == []
 
 
 @pytest.mark.exhaustive
