@@ -43,7 +43,7 @@ def train(task: type[Task], config: Any, display: Display, turn: AbstractContext
             return _continue(Run.open(config.out), display, world, {}, turn)
         if world.is_main:
             return _begin(task, config, display, world, turn)
-        world.wait()
+        world.barrier()
         return _follow(config.out, world)
 
 
@@ -109,7 +109,7 @@ def _begin(
         if packages := needed_packages(task.name, model_config):
             facts["packages"] = packages
         run.write_json("run.json", facts)
-        world.wait()
+        world.barrier()
         for note in chosen:
             display.note(note)
         return _go(ready, data, config, run, display, world, spent=time.monotonic() - began, turn=turn)
@@ -131,7 +131,7 @@ def _continue(
     turn: AbstractContextManager[Any] | None = None,
 ) -> State:
     if not world.is_main:
-        world.wait()
+        world.barrier()
         return _follow(run.folder, world)
     with run.writing("regard resume"):
         run.adopt()
@@ -155,7 +155,7 @@ def _resume(
         run.write_json("run.json", parts.facts | {"changes": history})
         for name, (before, now) in made.items():
             display.note(f"{name}: {now}, was {before}")
-    world.wait()
+    world.barrier()
     return _go(ready, data, config, run, display, world, changes=made, turn=turn)
 
 

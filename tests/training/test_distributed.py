@@ -44,7 +44,7 @@ from regard.training.distributed import join
 from regard.training.distributed.join import count_starts
 from regard.training.distributed.launch import _Loopback, launch
 from regard.training.distributed.sharding import _layers
-from regard.training.distributed.status import FOLDER, LOST, read_status, told_to_launcher
+from regard.training.distributed.status import FOLDER, LOST, read_status, report_status
 from regard.training.distributed.world import EndedElsewhere, LostProcess, Processes
 from regard.training.run import Run
 
@@ -317,14 +317,14 @@ class TestFaults:
         assert in_processes(2, partial(begin_again, out=f"killed-{victim}"), attempt=1) == [0, 0]
         assert_same(folder / f"undisturbed-{victim}", folder / f"killed-{victim}")
 
-    @pytest.mark.parametrize(("victim", "meeting"), [(0, 1), (1, 3)])
-    def test_a_process_that_is_killed_before_a_meeting_is_lost(self, folder, victim, meeting):
+    @pytest.mark.parametrize(("victim", "barrier"), [(0, 1), (1, 3)])
+    def test_a_process_that_is_killed_before_a_barrier_is_lost(self, folder, victim, barrier):
         """The others wait there, for as long as it may take to read data or to write a checkpoint, and while the loop
         runs, SIGTERM would not end them."""
 
         def begin_here(rank: int) -> None:
             if rank == victim:
-                dying(Processes, "wait", meeting)
+                dying(Processes, "barrier", barrier)
             with pytest.raises(LostProcess, match="another process of the run has ended"):
                 begin(folder, "classify", f"met-{victim}", "--training.sharded true --training.save_every 1 ")
 
@@ -480,7 +480,7 @@ def test_a_process_leaves_its_status_to_the_launcher_unless_it_lost_another(tmp_
     """Where it lost one, the launcher sees the failure, and starts all of them again."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(SystemExit) as ended, told_to_launcher():
+    with pytest.raises(SystemExit) as ended, report_status():
         raise SystemExit(code)
     assert ended.value.code == (code if told is None else 0)
     assert [path.read_text() for path in tmp_path.iterdir()] == ([] if told is None else [told])

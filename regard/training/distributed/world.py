@@ -1,8 +1,8 @@
 """The processes that train one model together, as the training loop sees them.
 
 The loop is written for one process. What other processes change is asked of a `World`: which rows of a batch are ours,
-what the main process decided, whether another one got a signal. `Alone` is the world of one process, in which all of it
-is trivial. `Processes` are those of torch.distributed, which torchrun or `--training.processes` starts.
+what the main process decided, whether another process received a signal. `Alone` is the world of one process, in which
+all of it is trivial. `Processes` are those of torch.distributed, which torchrun or `--training.processes` starts.
 
 Every process makes every batch and takes its share of the rows. The gradient is the mean over the processes; a loss is
 weighted so that this mean is the gradient of one process with the whole batch. Decisions that depend on a clock, on a
@@ -50,14 +50,14 @@ class EndedElsewhere(RuntimeError):
 
 
 class Share(NamedTuple):
-    """The rows of a batch that are this process's."""
+    """The rows of a batch that this process computes."""
 
     batch: Any
     weight: float  # of their loss: the gradient is a mean over processes, and the loss a sum over all rows
 
 
 class World(Protocol):
-    """What the loop asks."""
+    """What the training loop asks of the processes."""
 
     rank: int
     size: int
@@ -80,7 +80,7 @@ class World(Protocol):
         ...
 
     def share(self, batch: Rows) -> Share:
-        """The rows of a batch that are this process's."""
+        """The rows of a batch that this process computes."""
         ...
 
     def spread(self, share: Share) -> AbstractContextManager[None]:
@@ -95,16 +95,16 @@ class World(Protocol):
         """The sum over the processes."""
         ...
 
-    def agreed(self, value: T) -> T:
-        """What the main process has here."""
+    def broadcast(self, value: T) -> T:
+        """The value of the main process."""
         ...
 
     def first_signal(self, number: int | None) -> int | None:
-        """A signal that any process got."""
+        """The largest signal that any process received; None: there is none."""
         ...
 
-    def wait(self) -> None:
-        """Until all processes are here."""
+    def barrier(self) -> None:
+        """Waits until all processes are here."""
         ...
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -116,7 +116,7 @@ class World(Protocol):
         ...
 
     def finish(self, run: Run) -> None:
-        """Called when training is over: brings the checkpoints into the form that is shared."""
+        """Called when training is over: converts the checkpoints to one file each."""
         ...
 
 
@@ -146,13 +146,13 @@ class Alone:
     def sum(self, x: Tensor) -> Tensor:
         return x
 
-    def agreed(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         return value
 
     def first_signal(self, number: int | None) -> int | None:
         return number
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         pass
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -166,7 +166,7 @@ class Alone:
 
 
 class Processes:
-    """Those of torch.distributed, of which this is one."""
+    """The processes of torch.distributed, of which this is one."""
 
     def __init__(self, config: TrainingConfig, restarts: int):
         """`restarts`: how often they were started before."""
@@ -176,7 +176,7 @@ class Processes:
         self.split = Split(dist.new_group(), self.rank, self.size) if config.shares == "tokens" else None
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.parent = os.getppid()
-        self.patient: Any = dist.new_group(timeout=PREPARING, backend="gloo")
+        self.barrier_group: Any = dist.new_group(timeout=PREPARING, backend="gloo")
         self.wrapped: nn.parallel.DistributedDataParallel | None = None
 
     @property
@@ -217,7 +217,7 @@ class Processes:
         rows = len(next(part for part in batch if part is not None))
         first, last = (rows * rank // self.size for rank in (self.rank, self.rank + 1))
         has_rows = first < last
-        # all processes must compute alike: one without rows takes one that does not count
+        # all processes must call the same collectives: one without rows computes a row that does not count
         cut = slice(first, last) if has_rows else slice(0, 1)
         make: Any = type(batch)
         parts = make(*(None if part is None else part[cut] for part in batch))
@@ -237,7 +237,7 @@ class Processes:
         dist.all_reduce(total)
         return total
 
-    def agreed(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         values = [value]
         dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
@@ -250,12 +250,12 @@ class Processes:
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found) or None
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """In a group of its own: reading data, or writing a checkpoint, may take longer than any other communication.
         The death of a process closes its connections, and ends the others at once."""
-        dist.barrier(self.patient)
+        dist.barrier(self.barrier_group)
 
-    def tell_end(self) -> bool:
+    def announce_error(self) -> bool:
         """Tells the other processes that this one ends with an error: they lose their connection to it, and ask why.
         Whether it is the first, which reports the error: often all of them have the same."""
         store = dist.distributed_c10d._get_default_store()
@@ -264,7 +264,7 @@ class Processes:
         except dist.DistError:
             return True
 
-    def _check_ended(self) -> None:
+    def _check_error_elsewhere(self) -> None:
         store = dist.distributed_c10d._get_default_store()
         if store.check([ENDED]):
             which = store.get(ENDED).decode()
@@ -279,8 +279,8 @@ class Processes:
     def finish(self, run: Run) -> None:
         pass
 
-    def leave(self) -> None:
-        """Lets go of what communicates."""
+    def release(self) -> None:
+        """Lets go of what communicates, before its group is destroyed."""
         self.wrapped = None
 
     @contextmanager
@@ -294,7 +294,7 @@ class Processes:
             if not is_plain and not isinstance(error, dist.DistError):
                 raise
             with suppress(dist.DistError):
-                self._check_ended()
+                self._check_error_elsewhere()
             # the first sentence, without the line of PyTorch's source
             why = re.sub(r"^\[\S+:\d+\] ", "", " ".join(str(error).split())).split(". ")[0][:200].rstrip(".")
             raise LostProcess(
