@@ -3,8 +3,8 @@
 import sys
 
 from regard.cli import main
-from regard.training.distributed.status import told_to_launcher
+from regard.training.distributed.status import report_status
 
 if __name__ == "__main__":
-    with told_to_launcher():
+    with report_status():
         sys.exit(main())

@@ -245,19 +245,19 @@ def _launch(training: Any, argv: list[str]) -> int | None:
 
 def resume(arguments: argparse.Namespace) -> int:
     """regard resume"""
-    from regard.tasks.load import read_config
-    from regard.tasks.train import resume
+    from regard.tasks.train import read_training, resume
     from regard.training.display import Display
     from regard.training.run import Run
 
     run = Run.open(arguments.run)
-    training = read_config(run).training
     requests = {name: _value(text) for name in NAMES if (text := getattr(arguments, name)) is not None}
-    wanted = {name: requests.get(f"training.{name}", getattr(training, name)) for name in ("processes", "restarts")}
-    if (status := _launch(argparse.Namespace(**wanted), arguments.argv)) is not None:
+    if arguments.steps is not None:
+        requests["training.steps"] = arguments.steps
+    training = read_training(run, requests)
+    if (status := _launch(training, arguments.argv)) is not None:
         return status
     display = Display(tensorboard=run.folder / "tensorboard" if training.tensorboard else None)
-    return _finish(lambda: resume(arguments.run, display, arguments.steps, requests), arguments.run)
+    return _finish(lambda: resume(arguments.run, display, changes=requests), arguments.run)
 
 
 def _value(text: str) -> Any:

@@ -25,9 +25,12 @@ from regard.tasks.load import Parts, needed_packages, pick_device, read_config, 
 from regard.training import checkpoint, loop
 from regard.training import plan as plans
 from regard.training.changes import apply_changes
+from regard.training.compiling import check_compiles
+from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.distributed.join import joined
 from regard.training.distributed.world import Alone, World
+from regard.training.recomputing import list_recomputed
 from regard.training.run import MANIFEST, ReadOnlyRun, Run
 from regard.training.state import State
 
@@ -40,7 +43,7 @@ def train(task: type[Task], config: Any, display: Display, turn: AbstractContext
             return _continue(Run.open(config.out), display, world, {}, turn)
         if world.is_main:
             return _begin(task, config, display, world, turn)
-        world.wait()
+        world.barrier()
         return _follow(config.out, world)
 
 
@@ -55,11 +58,17 @@ def resume(
     their dotted names (`regard.training.changes.NAMES`); `steps` is one of them. `turn` is entered when all is ready,
     for the steps."""
     run = Run.open(folder)
-    if "soup" in run.read_json("run.json"):
-        raise ValueError(f"{folder} is a soup and cannot be resumed: begin a new run with --init {folder}")
     requests = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
-    with joined(apply_changes(run, read_config(run), plans.read(run), requests)[0].training) as world:
+    with joined(read_training(run, requests)) as world:
         return _continue(run, display, world, requests, turn)
+
+
+def read_training(run: Run, changes: Mapping[str, Any]) -> TrainingConfig:
+    """The training settings that a run continues with; settings that it cannot continue with are refused."""
+    if "soup" in run.read_json("run.json"):
+        raise ValueError(f"{run.folder} is a soup and cannot be resumed: begin a new run with --init {run.folder}")
+    config, _, _ = apply_changes(run, read_config(run), plans.read(run), changes)
+    return config.training
 
 
 def _begin(
@@ -100,7 +109,7 @@ def _begin(
         if packages := needed_packages(task.name, model_config):
             facts["packages"] = packages
         run.write_json("run.json", facts)
-        world.wait()
+        world.barrier()
         for note in chosen:
             display.note(note)
         return _go(ready, data, config, run, display, world, spent=time.monotonic() - began, turn=turn)
@@ -122,7 +131,7 @@ def _continue(
     turn: AbstractContextManager[Any] | None = None,
 ) -> State:
     if not world.is_main:
-        world.wait()
+        world.barrier()
         return _follow(run.folder, world)
     with run.writing("regard resume"):
         run.adopt()
@@ -146,7 +155,7 @@ def _resume(
         run.write_json("run.json", parts.facts | {"changes": history})
         for name, (before, now) in made.items():
             display.note(f"{name}: {now}, was {before}")
-    world.wait()
+    world.barrier()
     return _go(ready, data, config, run, display, world, changes=made, turn=turn)
 
 
@@ -192,9 +201,16 @@ def _ready(
     build: Callable[[], Model],
     world: World,
 ) -> Task:
-    device = world.device(pick_device(config.training.device, config.training.precision))
-    torch.manual_seed(config.training.seed)
-    return task(config, data, tokenizers, build().to(device))
+    training = config.training
+    device = world.device(pick_device(training.device, training.precision))
+    torch.manual_seed(training.seed)
+    ready = task(config, data, tokenizers, build().to(device))
+    if training.compile:
+        check_compiles(ready.model)
+    if training.recompute:
+        list_recomputed(ready.model)
+    world.check(ready)
+    return ready
 
 
 def _go(

@@ -23,7 +23,7 @@ from regard.core.draws import RedrawnLayers, list_redrawn, seed_generators
 from regard.training import checkpoint
 from regard.training import plan as plans
 from regard.training.averaging import average_run
-from regard.training.compiling import check_compiles, compile_loss
+from regard.training.compiling import compile_loss
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.distributed.tensors import full, is_finite, placed_like
@@ -88,8 +88,6 @@ class Loop:
         self.state = State()
         self.saved = -1  # the step of the newest checkpoint
         self.began = 0.0  # a reading of the clock: when the run would have begun without interruptions
-        if config.compile:
-            check_compiles(task.model)
         if config.recompute:
             recompute_layers(task.model)
         self.loss: Callable[[Any, float], Loss] = self.world.wrap(
@@ -310,7 +308,7 @@ class Loop:
             if self.plan is not None and self.state.step == self.plan.measured:
                 self.append(plans.log_record(self.plan))
             return
-        self.step_seconds.append(self.world.agreed(seconds))
+        self.step_seconds.append(self.world.broadcast(seconds))
         most = plans.most_steps(self.config, self.task.epochs, self.steps_per_epoch)
         # without the slowest, which may have waited for a compiler
         timed = sum(self.step_seconds) - max(self.step_seconds)
@@ -328,7 +326,7 @@ class Loop:
         late = self.step_seconds[len(self.step_seconds) // 2 :]
         speed = plans.Speed(max(1e-9, sum(late) / len(late)), evaluation, saved - evaluated)
         plan = plans.make_plan(self.requested, self.state.step, saved - self.began, speed, most)
-        self.plan = self.world.agreed(plan)
+        self.plan = self.world.broadcast(plan)
         plans.write(self.run, self.plan)
         self.config = self.plan.apply(self.requested)
         self.append(plans.log_record(self.plan))
@@ -389,7 +387,7 @@ class Loop:
         try:
             with averaged, self.world.gathered(), torch.inference_mode(), self._precision(), self._uncompiled():
                 # every process evaluates all of it, and what the main one found counts
-                return self.world.agreed(self.task.evaluate(check or self._check_signals))
+                return self.world.broadcast(self.task.evaluate(check or self._check_signals))
         finally:
             self.task.model.train()
 
@@ -399,7 +397,7 @@ class Loop:
 
         def check() -> None:
             self._check_signals()
-            if self.world.agreed(time.monotonic() - began > limit):
+            if self.world.broadcast(time.monotonic() - began > limit):
                 raise TimeoutError
 
         try:
@@ -426,7 +424,7 @@ class Loop:
         if self.config.average:
             if self.world.is_main:
                 average_run(self.run, self.config.average, self._has_own_checkpoint)
-            self.world.wait()
+            self.world.barrier()
             self._load_weights(self.run.find("average"))
             self.ema = None
             metrics, _ = self._measure_validation()
@@ -457,9 +455,6 @@ class Loop:
         self.append(record)
         self.display.logged(record)
         hand_back_memory()
-        self._reset_statistics()
-
-    def _reset_statistics(self) -> None:
         self.sums = LogSums.zero(self.device, time.monotonic())
 
     def append(self, record: dict[str, Any]) -> None:
@@ -513,7 +508,7 @@ class Loop:
     def _load(self) -> None:
         """Loads the newest good checkpoint; none: the run begins, and its log is empty."""
         self.run.clean_checkpoints()
-        self.world.wait()
+        self.world.barrier()
         found, skipped = checkpoint.newest(self.run.checkpoints)
         for path, why in skipped:
             self.display.note(f"{path.name} is damaged ({why}): resuming from an older one")

@@ -15,6 +15,12 @@ from regard.core.rerun import Rerun
 def recompute_layers(model: nn.Module) -> None:
     """Makes every layer of a model keep its inputs alone, and compute the rest again in the backward pass: the same
     numbers, for about a third more computation."""
+    for layer in list_recomputed(model):
+        layer.forward = partial(_forward, layer, layer.forward)
+
+
+def list_recomputed(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model that can be recomputed one by one. A model without such layers is refused."""
     config: Any = model.config
     if getattr(config, "reversible", False):
         raise ValueError(
@@ -27,8 +33,7 @@ def recompute_layers(model: nn.Module) -> None:
             f"training.recompute is for models of layers that can be computed one by one, and a model of kind "
             f"{config.kind!r} has none: leave it out"
         )
-    for layer in layers:
-        layer.forward = partial(_forward, layer, layer.forward)
+    return layers
 
 
 def _forward(layer: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:

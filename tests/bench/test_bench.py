@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from folders import ROOT
 from PIL import Image
+from processes import in_processes
 
 import regard
 from regard import recipes
@@ -241,3 +242,19 @@ def test_every_row_of_swapped_is_a_model(tmp_path, capsys):
     assert capsys.readouterr().out == "| `softmax` | 20.12 | 15.00 | 2.5M |\n| `linear` | no such word | not run |  |\n"
     assert swapped.Results(tmp_path / "results.json").of("softmax")["after"]["trained"] == 2_500_000
     assert "before" not in swapped.Results(tmp_path / "results.json").of("linear")
+
+
+@pytest.mark.exhaustive
+def test_the_projection_has_the_operations_and_bytes_of_an_update(tmp_path):
+    import scaling
+
+    def count(rank: int) -> None:
+        plain, sharded = scaling.count(tmp_path)
+        for counted in (plain, sharded):
+            assert counted.operations == pytest.approx(counted.formula, rel=0.01)
+        assert plain.bytes_per_parameter == {"all-reduce": pytest.approx(4, rel=1e-3)}
+        # what is gathered for the whole step is gathered once
+        assert 7 < sharded.bytes_per_parameter["all-gather"] < 8
+        assert sharded.bytes_per_parameter["reduce-scatter"] == pytest.approx(4, rel=1e-3)
+
+    assert in_processes(2, count) == [0, 0]

@@ -323,6 +323,8 @@ def test_what_would_shorten_a_run_is_refused(run, capsys):
         (["--training.learning_rate", "-1"], "training.learning_rate must be above 0"),
         (["--training.learning_rate", "much"], "learning_rate must be"),
         (["--data.text", "here"], "has no text"),
+        (["--training.processes", "0"], "training.processes must be at least 1, got 0"),
+        (["--training.processes", "two"], "processes must be"),
     ):
         assert words in refused(capsys, "resume", str(run), *flags)
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -167,6 +168,15 @@ def test_a_run_gives_the_same_bits_and_may_turn_to_it(tmp_path):
     resume(tmp_path / "turned", Display(quiet=True), changes={"training.recompute": True}, steps=4)
     tensors = [outcome(tmp_path / name)[0] for name in ("plain", "turned")]
     assert_close(*tensors, rtol=0, atol=0)
+
+
+def test_a_refusal_leaves_no_run_behind(tmp_path):
+    """Otherwise the command with other settings would be refused, too: the folder holds a run."""
+    settings = config(tmp_path, recompute=True)
+    settings = replace(settings, model=replace(settings.model, reversible=True, norm="pre"))
+    with pytest.raises(ValueError, match=r"does not go with model.reversible"):
+        finish(settings)
+    assert not (tmp_path / "run").exists()
 
 
 def test_it_does_not_go_with_the_compiler():

@@ -43,3 +43,8 @@ class LanguageConfig:
 
     def __post_init__(self) -> None:
         check_out(self)
+        if self.data.apart and self.training.shares == "tokens":
+            raise ValueError(
+                "training.shares tokens needs rows of running text, and with data.apart each row is one document: "
+                "leave one of them out"
+            )

@@ -19,16 +19,27 @@ from regard.kernels.grouped import Deal, deal
 from regard.training.distributed.tensors import full
 
 
+def check_experts(model: nn.Module, processes: int) -> None:
+    """Refuses numbers of experts that cannot be spread evenly."""
+    counts = {len(weight) for part in _list_experts(model) for weight in part.parameters(recurse=False)}
+    for count in sorted(counts):
+        if count % processes:
+            raise ValueError(
+                f"{count} experts cannot be spread evenly over {processes} processes: choose a number of experts that "
+                "is a multiple of it, or leave training.spread_experts out"
+            )
+
+
+def _list_experts(model: nn.Module) -> list[Any]:
+    """The modules that hold experts."""
+    return [part for part in model.modules() if hasattr(part, "exchange")]
+
+
 def spread_experts(model: nn.Module, mesh: DeviceMesh) -> list[Any]:
     """Leaves each process its share of the experts of a model. Returns the modules that hold them."""
-    found: list[Any] = [part for part in model.modules() if hasattr(part, "exchange")]
+    found = _list_experts(model)
     for part in found:
         for name, weight in list(part.named_parameters(recurse=False)):
-            if len(weight) % mesh.size():
-                raise ValueError(
-                    f"{len(weight)} experts cannot be spread evenly over {mesh.size()} processes: choose a number of "
-                    "experts that is a multiple of it, or leave training.spread_experts out"
-                )
             shard = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
             part.register_parameter(name, nn.Parameter(shard))
         part.exchange = partial(exchanged, mesh.get_group())

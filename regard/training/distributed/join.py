@@ -1,4 +1,4 @@
-"""Which world a process trains in."""
+"""How a process joins the others of its run."""
 
 import gc
 import time
@@ -30,24 +30,24 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
         store, rank, size, restarts = _find_others(timeout)
         backend = "cpu:gloo,cuda:nccl" if uses_gpu else "gloo"
         dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
-    if config.sharded:
-        from regard.training.distributed.sharding import Sharded
+        if config.sharded:
+            from regard.training.distributed.sharding import Sharded
 
-        world = Sharded(config, restarts)
-    else:
-        world = Processes(config, restarts)
+            world = Sharded(config, restarts)
+        else:
+            world = Processes(config, restarts)
     try:
         with world.in_words():
             yield world
     except BaseException as error:
         _clear_frames(error)
-        if isinstance(error, LostProcess | EndedElsewhere | Stopped) or world.tell_end():
+        if isinstance(error, LostProcess | EndedElsewhere | Stopped) or world.announce_error():
             raise
         raise EndedElsewhere(f"process {world.rank} of {world.size}: another one reports the error") from error
     finally:
         # what communicates must be gone before the group: if it is the last to let go of it, it joins the threads of
         # the group while it holds Python's lock, which they may wait for
-        world.leave()
+        world.release()
         gc.collect()
         dist.destroy_process_group()
 
@@ -84,7 +84,7 @@ def count_starts(store: Store, rank: int, size: int, timeout: timedelta) -> int:
         return start
     start, ends = store.add("regard/starts", 1), time.monotonic() + timeout.total_seconds()
     asks = [f"regard/asks/{other}" for other in range(1, size)]
-    # those of an earlier start are answered, too, and nobody reads it
+    # processes of an earlier start may have asked, too: nobody reads their answers
     while store.add(f"regard/here/{start}", 0) < len(asks):
         for name in (store.get(ask).decode() for ask in asks if store.check([ask])):
             store.set(f"regard/answers/{name}", str(start))

@@ -1,7 +1,7 @@
-"""Weights, gradients and optimizer state in shards, one for each process: PyTorch's FSDP2.
+"""Weights, gradients and optimizer state in shards, one shard per process: PyTorch's FSDP2.
 
 The layers of a Transformer are gathered one after the other when they are needed; what belongs to no layer, or to
-several, is gathered for the whole step. Evaluations gather everything, so that they need no other process.
+several, is gathered for the whole step. Evaluations gather everything, so that they wait for no other process.
 
 Checkpoints are written by torch.distributed.checkpoint: each process writes its shards as one safetensors file.
 """
@@ -22,10 +22,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from regard.training import checkpoint
 from regard.training.config import TrainingConfig
-from regard.training.distributed.experts import spread_experts, whole_experts
+from regard.training.distributed.batchnorm import synchronise_batch_norms
+from regard.training.distributed.experts import check_experts, spread_experts, whole_experts
 from regard.training.distributed.tensors import local
 from regard.training.distributed.world import Compute, Computed, Processes
 from regard.training.run import Run
+from regard.training.task import TrainingTask
 
 
 class Sharded(Processes):
@@ -37,8 +39,13 @@ class Sharded(Processes):
         self.experts: list[Any] = []
         self.root: FSDPModule | None = None
 
+    def check(self, task: TrainingTask) -> None:
+        super().check(task)
+        if self.spreads_experts:
+            check_experts(task.model, self.size)
+
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
-        self.prepare(model)
+        synchronise_batch_norms(model)
         device = next(model.parameters()).device
         options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (self.size,))}
         if self.precision != "float32":
@@ -77,34 +84,34 @@ class Sharded(Processes):
     def save(self, run: Run, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
         every = {f"{stem}/{key}": part.detach() for stem, named in tensors.items() for key, part in named.items()}
         # the main process has the first rows of every tensor: others may have none to tell tied ones by
-        aliases = self.agreed(checkpoint.find_ties(dict(zip(every, local(every.values()), strict=True))))
+        aliases = self.broadcast(checkpoint.find_ties(dict(zip(every, local(every.values()), strict=True))))
         flat = {key: part for key, part in every.items() if key not in aliases}
         needed = sum(part.numel() * part.element_size() for part in flat.values())
 
         def save_shards(folder: Path) -> None:
-            self.wait()
+            self.barrier()
             try:
                 save(flat, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
             except CheckpointException as error:
                 why = " ".join(str(error).split())[:300]
                 raise checkpoint.CheckpointError(f"{folder}: shards could not be written: {why}") from error
-            self.wait()
+            self.barrier()
 
         given = dict(state) | {"aliases": aliases}
         checkpoint.write_shards(run.checkpoints, name, save_shards, given, needed, self.is_main)
-        self.wait()
+        self.barrier()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self.root = None
 
     def finish(self, run: Run) -> None:
-        """Turns the checkpoints of a finished run into the form of one file each, which is what is shared."""
+        """Converts the checkpoints of a finished run to one file each, as one process writes them."""
         if self.is_main:
             for name in checkpoint.names(run.checkpoints):
                 if checkpoint.is_sharded(run.checkpoints / name):
                     found = checkpoint.read(run.checkpoints / name)
                     checkpoint.write(run.checkpoints, name, found.tensors, found.state)
-        self.wait()
+        self.barrier()
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

@@ -14,8 +14,8 @@ LOST = 75  # another process was lost, and starting again helps (EX_TEMPFAIL of 
 
 
 @contextmanager
-def told_to_launcher() -> Iterator[None]:
-    """Leaves the status that the block exits with to the launcher, if ours started this process."""
+def report_status() -> Iterator[None]:
+    """Tells our launcher, if it started this process, the status that the block exits with."""
     try:
         yield
     except SystemExit as end:

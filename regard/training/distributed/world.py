@@ -1,8 +1,8 @@
 """The processes that train one model together, as the training loop sees them.
 
 The loop is written for one process. What other processes change is asked of a `World`: which rows of a batch are ours,
-what the main process decided, whether another one got a signal. `Alone` is the world of one process, in which all of it
-is trivial. `Processes` are those of torch.distributed, which torchrun or `--training.processes` starts.
+what the main process decided, whether another process received a signal. `Alone` is the world of one process, in which
+all of it is trivial. `Processes` are those of torch.distributed, which torchrun or `--training.processes` starts.
 
 Every process makes every batch and takes its share of the rows. The gradient is the mean over the processes; a loss is
 weighted so that this mean is the gradient of one process with the whole batch. Decisions that depend on a clock, on a
@@ -28,11 +28,12 @@ from regard.training.config import TrainingConfig
 from regard.training.distributed.batchnorm import synchronise_batch_norms
 from regard.training.distributed.tokens import check_splits, split_tokens
 from regard.training.run import Run
+from regard.training.task import TrainingTask
 
 T = TypeVar("T")
 Rows = tuple[Tensor | None, ...]  # a batch: each tensor has its rows first
 Compute = Callable[..., Any]
-PREPARING = timedelta(days=7)  # the longest time that the main process may read data and train tokenizers
+PREPARING = timedelta(days=7)  # the longest time that the main process may read data, train tokenizers or save alone
 LOST = re.compile(
     r"gloo|nccl|timed out|timeout|connection (was )?(closed|reset|refused)|broken pipe|\bstore\b",
     re.IGNORECASE,
@@ -49,14 +50,14 @@ class EndedElsewhere(RuntimeError):
 
 
 class Share(NamedTuple):
-    """The rows of a batch that are this process's."""
+    """The rows of a batch that this process computes."""
 
     batch: Any
     weight: float  # of their loss: the gradient is a mean over processes, and the loss a sum over all rows
 
 
 class World(Protocol):
-    """What the loop asks."""
+    """What the training loop asks of the processes."""
 
     rank: int
     size: int
@@ -70,12 +71,16 @@ class World(Protocol):
         """The device of this process, of the kind that was asked for."""
         ...
 
+    def check(self, task: TrainingTask) -> None:
+        """Refuses what the processes cannot share, before anything is written."""
+        ...
+
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
         """`compute`, a function of a batch that calls the model, so that its gradients are averaged over processes."""
         ...
 
     def share(self, batch: Rows) -> Share:
-        """The rows of a batch that are this process's."""
+        """The rows of a batch that this process computes."""
         ...
 
     def spread(self, share: Share) -> AbstractContextManager[None]:
@@ -90,16 +95,16 @@ class World(Protocol):
         """The sum over the processes."""
         ...
 
-    def agreed(self, value: T) -> T:
-        """What the main process has here."""
+    def broadcast(self, value: T) -> T:
+        """The value of the main process."""
         ...
 
     def first_signal(self, number: int | None) -> int | None:
-        """A signal that any process got."""
+        """The largest signal that any process received; None: there is none."""
         ...
 
-    def wait(self) -> None:
-        """Until all processes are here."""
+    def barrier(self) -> None:
+        """Waits until all processes are here."""
         ...
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -111,7 +116,7 @@ class World(Protocol):
         ...
 
     def finish(self, run: Run) -> None:
-        """Called when training is over: brings the checkpoints into the form that is shared."""
+        """Called when training is over: converts the checkpoints to one file each."""
         ...
 
 
@@ -122,6 +127,9 @@ class Alone:
 
     def device(self, device: torch.device) -> torch.device:
         return device
+
+    def check(self, task: TrainingTask) -> None:
+        pass
 
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
         return compute
@@ -138,13 +146,13 @@ class Alone:
     def sum(self, x: Tensor) -> Tensor:
         return x
 
-    def agreed(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         return value
 
     def first_signal(self, number: int | None) -> int | None:
         return number
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         pass
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -158,7 +166,7 @@ class Alone:
 
 
 class Processes:
-    """Those of torch.distributed, of which this is one."""
+    """The processes of torch.distributed, of which this is one."""
 
     def __init__(self, config: TrainingConfig, restarts: int):
         """`restarts`: how often they were started before."""
@@ -168,8 +176,8 @@ class Processes:
         self.split = Split(dist.new_group(), self.rank, self.size) if config.shares == "tokens" else None
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.parent = os.getppid()
+        self.barrier_group: Any = dist.new_group(timeout=PREPARING, backend="gloo")
         self.wrapped: nn.parallel.DistributedDataParallel | None = None
-        self.meetings = 0
 
     @property
     def is_main(self) -> bool:
@@ -187,8 +195,13 @@ class Processes:
         torch.cuda.set_device(self.local_rank)
         return torch.device("cuda", self.local_rank)
 
+    def check(self, task: TrainingTask) -> None:
+        if self.split is not None:
+            check_splits(task.model)
+            split_tokens(task.batches.get(0, 0), self.split)
+
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
-        self.prepare(model)
+        synchronise_batch_norms(model)
         # buffers are equal by construction: every process draws from the same seed, and statistics are summed
         kind = nn.parallel.DistributedDataParallel
         # PyTorch 2.13 renamed it
@@ -198,19 +211,13 @@ class Processes:
         self.wrapped = kind(Computed(model, compute), gradient_as_bucket_view=True, **options)
         return self.wrapped
 
-    def prepare(self, model: nn.Module) -> None:
-        """Makes a model fit for shared batches, or refuses it in words."""
-        if self.split is not None:
-            check_splits(model)
-        synchronise_batch_norms(model)
-
     def share(self, batch: Rows) -> Share:
         if self.split is not None:
             return Share(split_tokens(batch, self.split), float(self.size))
         rows = len(next(part for part in batch if part is not None))
         first, last = (rows * rank // self.size for rank in (self.rank, self.rank + 1))
         has_rows = first < last
-        # all processes must compute alike: one without rows takes one that does not count
+        # all processes must call the same collectives: one without rows computes a row that does not count
         cut = slice(first, last) if has_rows else slice(0, 1)
         make: Any = type(batch)
         parts = make(*(None if part is None else part[cut] for part in batch))
@@ -230,7 +237,7 @@ class Processes:
         dist.all_reduce(total)
         return total
 
-    def agreed(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         values = [value]
         dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
@@ -243,28 +250,21 @@ class Processes:
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found) or None
 
-    def wait(self) -> None:
-        """Through the store, which has no limit of time: reading data may take longer than any communication."""
-        store, self.meetings = dist.distributed_c10d._get_default_store(), self.meetings + 1
-        here = f"regard/meeting/{self.meetings}"
-        if store.add(here, 1) == self.size:
-            store.set(f"{here}/done", "1")
-        store.wait([f"{here}/done"], PREPARING)
-        self._check_ended()
+    def barrier(self) -> None:
+        """In a group of its own: reading data, or writing a checkpoint, may take longer than any other communication.
+        The death of a process closes its connections, and ends the others at once."""
+        dist.barrier(self.barrier_group)
 
-    def tell_end(self) -> bool:
-        """Tells the other processes that this one ends with an error, so that none waits for it. Whether it is the
-        first, which reports the error: often all of them have the same."""
+    def announce_error(self) -> bool:
+        """Tells the other processes that this one ends with an error: they lose their connection to it, and ask why.
+        Whether it is the first, which reports the error: often all of them have the same."""
         store = dist.distributed_c10d._get_default_store()
         try:
-            first = store.compare_set(ENDED, "", str(self.rank)).decode()
-            for meeting in (self.meetings, self.meetings + 1):
-                store.set(f"regard/meeting/{meeting}/done", "1")
+            return store.compare_set(ENDED, "", str(self.rank)) == str(self.rank).encode()
         except dist.DistError:
             return True
-        return first == str(self.rank)
 
-    def _check_ended(self) -> None:
+    def _check_error_elsewhere(self) -> None:
         store = dist.distributed_c10d._get_default_store()
         if store.check([ENDED]):
             which = store.get(ENDED).decode()
@@ -279,8 +279,8 @@ class Processes:
     def finish(self, run: Run) -> None:
         pass
 
-    def leave(self) -> None:
-        """Lets go of what communicates."""
+    def release(self) -> None:
+        """Lets go of what communicates, before its group is destroyed."""
         self.wrapped = None
 
     @contextmanager
@@ -294,7 +294,7 @@ class Processes:
             if not is_plain and not isinstance(error, dist.DistError):
                 raise
             with suppress(dist.DistError):
-                self._check_ended()
+                self._check_error_elsewhere()
             # the first sentence, without the line of PyTorch's source
             why = re.sub(r"^\[\S+:\d+\] ", "", " ".join(str(error).split())).split(". ")[0][:200].rstrip(".")
             raise LostProcess(
