@@ -205,6 +205,11 @@ def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], 
         asked = (arguments.table, arguments.size, *rest)
         budget = None if arguments.budget is None else budget_from(arguments.budget)
         table = build(*asked, budget=budget, widths=widths)
+        if arguments.specs and not table.quality and (table.costs or table.complexity):
+            raise ValueError(
+                f"table {arguments.table!r} trains nothing, and is filled whole: leave out the names of rows, or "
+                f"compare them by themselves: regard compare {shlex.join(arguments.specs)}"
+            )
         costs = None if table.costs is None else _changed(with_threads(table.costs), common)
         if costs is not None and table.quality:
             costs = costs.only(arguments.specs)

@@ -247,6 +247,7 @@ def test_some_rows_of_a_table(tmp_path, capsys):
     for words, says in (
         (["cifar10", "mixr", *images], "table 'cifar10' has no row 'mixr'; it has softmax; local(window=[2, 2]);"),
         (["cifar10", "mixer"], "table 'cifar10' has no row 'mixer'; it trains none without the flags of its data"),
+        (["complexity", "linear", "gmlp()"], "by themselves: regard compare linear 'gmlp()'"),
     ):
         with pytest.raises(SystemExit):
             main(["compare", "--table", *words, "--out", str(tmp_path / "out")])
