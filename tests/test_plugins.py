@@ -1,6 +1,7 @@
 """What installed packages bring: found by their entry points, refused in words where they cannot be used."""
 
 import importlib.metadata
+import math
 import sys
 import types
 import warnings
@@ -10,6 +11,14 @@ import pytest
 
 import regard
 from regard import plugins
+from regard.compare import learn, measure, run
+from regard.compare.filling import fill_quality
+from regard.compare.jobs import run_cell
+from regard.compare.plan import CostPlan
+from regard.compare.quality import QualityPlan
+from regard.compare.results import Results
+from regard.compare.run import Environment, fill_costs
+from regard.compare.store import Folder
 from regard.layers.attention.cached import Cached
 from regard.layers.attention.softmax import Softmax
 from regard.layers.feedforward.dense import Dense
@@ -176,3 +185,38 @@ def test_a_class_of_ones_own_for_this_process(installed, monkeypatch):
         ATTENTION.add(renamed(Softmax, "warm"))
     with pytest.raises(ValueError, match="attention 'softmax' exists already"):
         ATTENTION.add(renamed(Softmax, "softmax"))
+
+
+class Contestant(measure.MeasuredLayer):
+    """Takes its turns in this process, whose memory is not to be limited."""
+
+    def __init__(self, setting: measure.Setting):
+        super().__init__(replace(setting, room=math.inf))
+
+    def close(self) -> None: ...
+
+
+def test_it_is_compared(installed, tmp_path, monkeypatch):
+    """In what it costs and in what it learns."""
+    installed({"Tepid": renamed(Softmax, "tepid")}, ("regard.attention", "tepid", "theirs:Tepid", "warmth"))
+    for module, name, less in ((measure, "WARM_UP_SECONDS", 0.0), (learn, "SCORED_ROWS", 8), (run, "MAX_ROUNDS", 9)):
+        monkeypatch.setattr(module, name, less)
+    costs = CostPlan(("tepid",), (64,), width=16, heads=2, threads=1)
+    task = QualityPlan("recall", ("tepid",), width=16, heads=2, amount=2, rates=(0.003,), seeds=1)
+    environment = Environment(contestant=Contestant, report=lambda line: None)
+    fill_costs(costs, Folder(tmp_path), environment)
+    fill_quality([task], Folder(tmp_path), environment, run_cell)
+    results = Results(costs, Folder(tmp_path), [task])
+    assert [(row["spec"], row["status"]) for row in results.rows] == [("softmax", "done"), ("tepid", "done")]
+    # softmax under another word
+    softmax, tepid = results.scores[0].rows
+    assert (tepid["spec"], tepid["parameters"]) == ("tepid", softmax["parameters"])
+    assert tepid["score"] == softmax["score"]
+
+
+def test_a_class_without_a_file_is_not_compared(installed):
+    """As in a notebook: no other process finds it."""
+    cool = renamed(Softmax, "cool", __module__="theirs")
+    installed({"Cool": cool}, ("regard.attention", "cool", "theirs:Cool", "warmth"))
+    with pytest.raises(ValueError, match="'cool' is defined in no file, as in a notebook"):
+        CostPlan(("cool",)).question("count", "cool", 64)

@@ -379,7 +379,8 @@ def cap_memory(room: float, device: torch.device) -> None:
     """Turns a request for more than `room` bytes into an error of this process instead of trouble for the machine."""
     if device.type == "cuda" or math.isinf(room):
         return
-    with suppress(OSError, ImportError):
+    # a ValueError: the user's own limit is lower, and stays
+    with suppress(OSError, ImportError, ValueError):
         import resource
 
         # address space, of which allocators and threads take more than they touch

@@ -84,9 +84,20 @@ def question_from(values: dict[str, Any]) -> Question:
 def code_of(spec: str, *more: str) -> str:
     """A hash of the sources that a mechanism runs: its own files, the bases and kernels, and `more` files or folders of
     the package."""
-    files = {Path(inspect.getfile(ATTENTION.find(name))) for name in _names(ATTENTION.canonical(spec))}
+    files = {_file_of(name) for name in _names(ATTENTION.canonical(spec))}
     files |= {HOME / "layers" / "attention" / f"{name}.py" for name in BASES}
     return _digest(files) + shared_code(*more)
+
+
+def _file_of(name: str) -> Path:
+    """The file of a mechanism."""
+    try:
+        return Path(inspect.getfile(ATTENTION.find(name)))
+    except (OSError, TypeError):
+        raise ValueError(
+            f"attention {name!r} is defined in no file, as in a notebook: it is compared in other processes, which "
+            "must import it. Put its class into a package whose entry point names it, as docs/adding.md says"
+        ) from None
 
 
 def shared_code(*more: str) -> str:

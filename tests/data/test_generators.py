@@ -59,34 +59,51 @@ def test_draws(name):
     assert set(task.options) == set(BUILDERS[name].__kwdefaults__ or ())
 
 
+def read_mqar(row: list[int], wanted: list[int], pairs: int, updates: int) -> dict[int, bool]:
+    """Checks a row against the definition. Returns the places that are asked, and whether their key was updated."""
+    first, last = {}, {}
+    context = 2 * (pairs + updates)
+    for key, value in zip(row[:context:2], row[1:context:2], strict=True):
+        # an update has another value than the one before
+        assert last.get(key) != value
+        first.setdefault(key, value)
+        last[key] = value
+    assert len(first) == pairs
+    assert len({*first.values()}) == pairs
+    assert sum(first[key] != last[key] for key in first) == updates
+    asked = [place for place, answer in enumerate(wanted) if answer != IGNORED]
+    assert sorted(row[place] for place in asked) == sorted(first)
+    for place in asked:
+        assert place >= context
+        assert place % 2 == 0
+        assert wanted[place] == last[row[place]]
+    return {place: first[row[place]] != last[row[place]] for place in asked}
+
+
 @pytest.mark.parametrize("filler", [False, True])
 @pytest.mark.parametrize("name", ["mqar", "forgetting"])
 def test_mqar(name, filler):
     task, (tokens, answers, _, group) = drawn(name, filler=filler)
     pairs, updates = task.options["pairs"], task.options.get("updates", 0)
-    half = task.vocabulary // 2
+    half, context = task.vocabulary // 2, 2 * (pairs + updates)
     for at, (row, wanted) in enumerate(zip(tokens.tolist(), answers.tolist(), strict=True)):
-        first, last = {}, {}
-        context = row[: 2 * (pairs + updates)]
-        for key, value in zip(context[::2], context[1::2], strict=True):
-            assert 1 <= key < half <= value < task.vocabulary
-            # an update has another value than the one before
-            assert last.get(key) != value
-            first.setdefault(key, value)
-            last[key] = value
-        assert len(first) == pairs
-        assert len({*first.values()}) == pairs
-        assert sum(first[key] != last[key] for key in first) == updates
-        asked = [place for place, answer in enumerate(wanted) if answer != IGNORED]
-        assert sorted(row[place] for place in asked) == sorted(first)
-        for place in asked:
-            assert place >= 2 * (pairs + updates)
-            assert place % 2 == 0
-            assert wanted[place] == last[row[place]]
-            if updates:
-                assert group[at, place] == (first[row[place]] != last[row[place]])
-        rest = [row[place] for place in range(2 * (pairs + updates), len(row)) if place not in asked]
-        assert any(rest) == filler
+        asked = read_mqar(row, wanted, pairs, updates)
+        assert all(1 <= key < half for key in row[:context:2])
+        assert all(half <= value < task.vocabulary for value in row[1:context:2])
+        assert not updates or {place: bool(group[at, place]) for place in asked} == asked
+        assert any(row[place] for place in range(context, len(row)) if place not in asked) == filler
+
+
+def test_the_example_that_zoology_publishes():
+    """That of its generator's docstring: the answer stands where the key is asked."""
+    row = [2, 8, 4, 7, 0, 0, 4, 0, 0, 0, 0, 0, 2, 0, 0]
+    wanted = [IGNORED] * 6 + [7] + [IGNORED] * 5 + [8] + [IGNORED] * 2
+    assert read_mqar(row, wanted, pairs=2, updates=0) == {6: False, 12: False}
+    # keys A to D are 1 to 4 here, of which A and C come again; B and D are left as they were
+    pairs, updates = [1, 5, 2, 3, 3, 7, 4, 2], [1, 9, 3, 1]
+    wanted = [IGNORED] * 12 + [9, IGNORED, 3, IGNORED, 1, IGNORED, 2, IGNORED]
+    asked = read_mqar([*pairs, *updates, 1, 0, 2, 0, 3, 0, 4, 0], wanted, pairs=4, updates=2)
+    assert asked == {12: True, 14: False, 16: True, 18: False}
 
 
 def test_mqar_asks_near_by_or_anywhere():
