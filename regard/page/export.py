@@ -9,6 +9,7 @@ import hashlib
 import html
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -52,11 +53,12 @@ def page(
             lines.append(engine.translate(**values, emit=lines.append, is_cancelled=is_cancelled))
             raw = json.dumps(lines, ensure_ascii=False).encode()
         else:
-            raw = wire.encode(engine.answer(name, values, is_cancelled))
-        kept.append({"name": name, "values": values, "reply": base64.b64encode(raw).decode()})
-    # in base64, so that no text of a user can end the element that holds it
-    state = {"hash": hash, "theme": theme, "kept": kept}
-    data = base64.b64encode(json.dumps(state, ensure_ascii=False).encode()).decode()
+            raw = wire.encode(engine.answer(name, values, is_cancelled), by_planes=True)
+        kept.append({"name": name, "values": values, "reply": base64.b64encode(zlib.compress(raw, 9)).decode()})
+    # escaped, so that no text of a user can end the element that holds it
+    data = json.dumps({"hash": hash, "theme": theme, "kept": kept})
+    for letter in "<>&":
+        data = data.replace(letter, f"\\u{ord(letter):04x}")
     script = bundle()
     style = (PAGE / "style.css").read_text(encoding="utf-8")
     policy = (

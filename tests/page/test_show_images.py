@@ -23,7 +23,7 @@ from regard.draw import save
 from regard.models.vision.grid import Grid
 from regard.models.vision.swin import Swin, SwinConfig
 from regard.models.vision.vit import Vit, VitConfig
-from regard.page import images
+from regard.page import export, images, wire
 from regard.page.engine import Engine
 from regard.page.notebook import still_image
 from regard.page.patches import attention_distance, of_map, rollout
@@ -268,12 +268,51 @@ def test_an_image_is_drawn_and_written_as_a_page(subjects, run, tmp_path):
     page = still_image(subject, to_file(paint("cross")), "cross.png")
     assert "<title>Regard: cross.png</title>" in page
     # all that the page asks for when it opens, and in any layer
-    kept = json.loads(base64.b64decode(re.search(r'<template id="kept">([^<]+)<', page)[1]))["kept"]
+    kept = held(page)["kept"]
     assert {"about", "samples", "see", "distances"} <= {one["name"] for one in kept}
     layers = [one["values"]["layer"] for one in kept if one["name"] == "caption"]
     assert layers == (list(range(len(subject.opened.caption(None, "").weights))) if run == "coca" else [])
     with pytest.raises(ValueError, match=r"broken\.png: is no image"):
         still_image(subject, b"nothing", "broken.png")
+
+
+def held(page):
+    """What a page holds besides its scripts."""
+    return json.loads(re.search(r'<template id="kept">([^<]+)<', page)[1])
+
+
+def unpacked(text):
+    """A reply that a page holds: its 32-bit numbers byte by byte, all first bytes before the second ones."""
+    raw = bytearray(zlib.decompress(base64.b64decode(text)))
+    (length,) = struct.unpack_from("<I", raw)
+    at = 4 + length
+    for array in json.loads(raw[4:at])["arrays"]:
+        size = int(np.prod(array["shape"])) * np.dtype(array["dtype"]).itemsize
+        if array["dtype"] in ("float32", "int32"):
+            planes = np.frombuffer(bytes(raw[at : at + size]), np.uint8).reshape(4, -1)
+            raw[at : at + size] = planes.T.tobytes()
+        at += -(-size // 8) * 8
+    return wire.decode(bytes(raw))
+
+
+def test_a_page_holds_exactly_what_it_is_asked_and_less_than_the_numbers_take(engine):
+    questions = [
+        ("see", VIT),
+        *((name, VIT | {"layer": layer}) for name in ("attention", "rollout") for layer in range(3)),
+    ]
+    title = "</template><script>&amp; ü \u2028"
+    asked = [{"name": name, "values": values} for name, values in questions]
+    page = export.page(engine, "title", f"#text={title}", "auto", asked)
+    state, taken = held(page), 0
+    assert state["hash"] == f"#text={title}"
+    for (name, values), kept in zip(questions, state["kept"], strict=True):
+        found, expected = unpacked(kept["reply"]), engine.answer(name, values)
+        assert (kept["name"], kept["values"]) == (name, values)
+        assert found.meta == expected.meta
+        assert found.arrays.keys() == expected.arrays.keys()
+        assert all(np.array_equal(found.arrays[part], expected.arrays[part]) for part in found.arrays)
+        taken += len(wire.encode(expected))
+    assert sum(len(kept["reply"]) for kept in state["kept"]) < taken
 
 
 @pytest.mark.parametrize("model", ["swin", "vit"])

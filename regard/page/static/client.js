@@ -10,18 +10,33 @@ const key = (name, values) => name + JSON.stringify(Object.keys(values).sort().m
 
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-export function decode(buffer) {
+// numbers of 32 bits whose first bytes stand before all second ones
+function joined(planes, Type) {
+  const [count, whole] = [planes.length / 4, new Uint8Array(planes.length)];
+  for (let plane = 0; plane < 4; plane += 1) for (let at = 0; at < count; at += 1) whole[4 * at + plane] = planes[plane * count + at];
+  return new Type(whole.buffer);
+}
+
+// `byPlanes`: a reply of a saved file, see wire.py
+export function decode(buffer, byPlanes = false) {
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
   const arrays = {};
   let at = 4 + length;
   for (const { name, dtype, shape } of header.arrays) {
     const count = shape.reduce((product, size) => product * size, 1);
-    const array = new TYPES[dtype](buffer, at, count);
+    const Type = TYPES[dtype];
+    const array = byPlanes && Type.BYTES_PER_ELEMENT === 4 ? joined(new Uint8Array(buffer, at, 4 * count), Type) : new Type(buffer, at, count);
     arrays[name] = { values: array, shape };
     at += Math.ceil(array.byteLength / 8) * 8;
   }
   return { meta: header.meta, arrays };
+}
+
+// what a saved file holds in base64: deflated
+async function inflate(text) {
+  const stream = new Blob([bytes(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).arrayBuffer();
 }
 
 export function restore(questions) {
@@ -82,7 +97,8 @@ export async function ask(name, values = {}, signal) {
   asked.set(id, { name, values });
   if (kept !== null) {
     if (!kept.has(id)) throw new Error(MISSING);
-    return decode(bytes(kept.get(id)).buffer);
+    if (!answers.has(id)) answers.set(id, inflate(kept.get(id)).then((raw) => decode(raw, true)));
+    return answers.get(id);
   }
   if (!answers.has(id)) {
     if (answers.size > 400) answers.delete(answers.keys().next().value);
@@ -115,7 +131,7 @@ export async function stream(values, onrecord, signal) {
   if (kept !== null) {
     const id = key("translate", values);
     if (!kept.has(id)) throw new Error(MISSING);
-    for (const record of JSON.parse(new TextDecoder().decode(bytes(kept.get(id))))) onrecord(record);
+    for (const record of JSON.parse(new TextDecoder().decode(await inflate(kept.get(id))))) onrecord(record);
     return;
   }
   const reader = (await post("translate", values, orLeaving(signal))).body.pipeThrough(new TextDecoderStream()).getReader();

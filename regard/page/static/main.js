@@ -185,8 +185,7 @@ async function save(make, ending) {
 export async function start() {
   const kept = byId("kept");
   if (kept) {
-    const raw = Uint8Array.from(atob(kept.content.textContent.trim()), (letter) => letter.charCodeAt(0));
-    const state = JSON.parse(new TextDecoder().decode(raw));
+    const state = JSON.parse(kept.content.textContent);
     restore(state.kept);
     freeze(state.hash);
     theme = state.theme;
