@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from unittest import mock
@@ -38,9 +39,13 @@ def in_processes(size: int, work: Callable[[int], None], attempt: int = 0, kills
     children = [begin_child(lambda rank=rank: one(rank)) for rank in range(size)]
     statuses: dict[int, int] = {}
     while len(statuses) < size:
-        child, found = os.wait()
-        statuses[child] = exit_status(found)
-        if statuses[child] and kills:
+        # not any child: other tests may have left some
+        for child in [child for child in children if child not in statuses]:
+            ended, found = os.waitpid(child, os.WNOHANG)
+            if ended:
+                statuses[child] = exit_status(found)
+        if kills and any(statuses.values()):
             for other in set(children) - statuses.keys():
                 os.kill(other, signal.SIGKILL)
+        time.sleep(0.01)
     return [statuses[child] for child in children]

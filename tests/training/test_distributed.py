@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from painted import write_folders
 from processes import in_processes
 from reviews import write as write_reviews
 from torch.distributed import DistStoreError, HashStore
+from torch.distributed.distributed_c10d import _set_pg_timeout, default_pg_timeout
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
@@ -34,6 +37,7 @@ from training_runs import assert_same, dying, in_child, write_pairs
 
 from regard import tasks
 from regard.config import parse
+from regard.layers.attention.cached import Cached
 from regard.tasks.language.config import LanguageConfig
 from regard.tasks.text import LanguageData
 from regard.tasks.train import resume, train
@@ -294,6 +298,26 @@ def test_each_process_draws_dropout_of_its_own():
     assert seeds[0] == loop.step_seed(1, 2)
 
 
+def be_patient_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until they have connected, processes wait minutes for each other, however busy the machine is; from then on as
+    long as they are told."""
+    find, begin_all, begin_group = join._find_others, dist.init_process_group, dist.new_group
+    patience = timedelta(seconds=300)
+
+    def begin_all_later(*given: Any, timeout: timedelta, **options: Any) -> None:
+        begin_all(*given, timeout=patience, **options)
+        _set_pg_timeout(timeout)
+
+    def begin_group_later(*given: Any, timeout: timedelta | None = None, **options: Any) -> Any:
+        group = begin_group(*given, timeout=patience, **options)
+        _set_pg_timeout(timeout or default_pg_timeout, group)
+        return group
+
+    monkeypatch.setattr(join, "_find_others", lambda _: find(patience))
+    monkeypatch.setattr(dist, "init_process_group", begin_all_later)
+    monkeypatch.setattr(dist, "new_group", begin_group_later)
+
+
 class TestFaults:
     @pytest.mark.parametrize(("victim", "flags"), [(0, ""), (1, "--training.sharded true ")])
     def test_after_a_kill_the_others_end_and_a_restart_gives_the_same_bits(self, folder, victim, flags):
@@ -330,16 +354,28 @@ class TestFaults:
 
         assert in_processes(2, begin_here, kills=False) == [-9 * (rank == victim) for rank in range(2)]
 
-    def test_a_stuck_process_ends_the_others_in_words(self, folder):
+    @pytest.mark.parametrize("shares", ["rows", "tokens"])
+    def test_a_stuck_process_ends_the_others_in_words(self, folder, monkeypatch, shares):
+        done = folder / f"stuck-is-known-{shares}"
+
+        def get_stuck(*_: Any) -> None:
+            while not done.exists():
+                time.sleep(0.1)
+            os._exit(0)
+
         def begin_here(rank: int) -> None:
-            done = folder / "stuck-is-known"
+            flags = f"{TestTokens.FLAGS} --model.attention sparse(stride=3) --training.shares {shares} "
             if rank == 1:
-                loop.Loop._update = lambda self: [time.sleep(0.1) for _ in iter(done.exists, True)]
-                with pytest.raises((LostProcess, RuntimeError)):
-                    begin(folder, "language", "stuck")
+                # in a layer, the other one waits for it in another group
+                monkeypatch.setattr(
+                    *((loop.Loop, "_update") if shares == "rows" else (Cached, "attend_split")), get_stuck
+                )
+                with suppress(LostProcess):  # on a busy machine the other one may give up before
+                    begin(folder, "language", f"stuck-{shares}", flags)
                 return
-            with pytest.raises(LostProcess, match=r"did not answer for 4 seconds \(training.timeout\)"):
-                begin(folder, "language", "stuck", "--training.timeout 4 ")
+            be_patient_at_first(monkeypatch)
+            with pytest.raises(LostProcess, match=r"did not answer for 2 seconds \(training.timeout\)"):
+                begin(folder, "language", f"stuck-{shares}", f"{flags} --training.timeout 2 ")
             done.touch()
 
         assert in_processes(2, begin_here) == [0, 0]
@@ -416,11 +452,12 @@ class TestLauncher:
     ):
         """With a stand-in for Python: process 1 is killed the first time, then process 0 ends in words."""
         stand_in = tmp_path / "python"
+        wait = f"until grep -q '^0 0 ' {tmp_path}/calls; do sleep 0.1; done"  # until process 0 runs
         stand_in.write_text(
             "#!/bin/sh\necho $RANK $TORCHELASTIC_RESTART_COUNT $MASTER_ADDR $GLOO_SOCKET_IFNAME "
             f"$TORCH_ELASTIC_SHUTDOWN_TIMEOUT $* >> {tmp_path}/calls\n"
-            f"test $RANK-$TORCHELASTIC_RESTART_COUNT = 1-0 && {end}\n"
-            "test $TORCHELASTIC_RESTART_COUNT = 0 && sleep 60\n"
+            f"test $RANK-$TORCHELASTIC_RESTART_COUNT = 1-0 && {{ {wait}; {end}; }}\n"
+            "test $TORCHELASTIC_RESTART_COUNT = 0 && exec sleep 600\n"
             f"test $RANK = 0 && printf 3 > ${FOLDER}/0\nexit 0\n"
         )
         stand_in.chmod(0o755)
@@ -510,17 +547,16 @@ def test_layers_that_share_a_weight_are_not_gathered_by_themselves():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_fifty_updates_agree(folder, case):
-    """Without choices that rounding could turn, such as the best of two experts."""
     flags = "--training.learning_rate 0.001 --training.evaluate_every 25 "
-    if case in ("language", "masked"):
-        flags += "--model.attention softmax --model.feedforward dense "
     begin(folder, case, f"{case}-50", flags, steps=50)
+    ours = losses(folder / f"{case}-50")
+    assert len(ours) > 100
     for name, more in (("two", ""), ("sharded", "--training.sharded true ")):
         work = partial(begin, folder, case, f"{case}-50-{name}", flags + more, steps=50)
         assert in_processes(2, lambda rank, work=work: work()) == [0, 0]
-        ours, theirs = losses(folder / f"{case}-50"), losses(folder / f"{case}-50-{name}")
-        assert len(ours) > 100
-        assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+        theirs = losses(folder / f"{case}-50-{name}")
+        print(f"{case}, {name}: largest relative difference {((ours - theirs) / ours).abs().max():.1e}")
+        assert_close(ours, theirs, rtol=2e-5, atol=1e-6)
 
 
 KILLS = 20

@@ -173,7 +173,8 @@ class Processes:
         self.rank, self.size, self.restarts = dist.get_rank(), dist.get_world_size(), restarts
         self.timeout = config.timeout
         # a group of its own: layers that wait for each other must not wait behind the gradients of other layers
-        self.split = Split(dist.new_group(), self.rank, self.size) if config.shares == "tokens" else None
+        split = dist.new_group(timeout=timedelta(seconds=config.timeout)) if config.shares == "tokens" else None
+        self.split = None if split is None else Split(split, self.rank, self.size)
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.parent = os.getppid()
         self.barrier_group: Any = dist.new_group(timeout=PREPARING, backend="gloo")
