@@ -88,6 +88,8 @@ def _recommend_by_scores(scores: Scores) -> list[str]:
         return []
     if scores.lacks_reference:
         return [f"{name} is not settled without {scores.reference}, so its rows are not ranked: name that row too."]
+    if scores.awaits_reference:
+        return [f"{name} is not settled yet, so its rows are not ranked."]
     if not scores.settled:
         missing = any(row["seeds"] < scores.plan.seeds for row in rows) or scores.missing
         larger = f"{scores.plan.axis}={2 * scores.plan.amount:g}"

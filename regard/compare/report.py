@@ -179,6 +179,9 @@ def score_header(scores: Scores) -> list[str]:
         lines.append(OLD)
     if scores.lacks_reference:
         lines.append(f"not settled: it is not known whether {scores.reference} solves it; name that row too")
+    elif scores.awaits_reference:
+        seeds = f"{scores.reference_seeds} of {_counted(plan.seeds, 'seed')}"
+        lines.append(f"not settled yet: {scores.reference} has {seeds}, so no row is ranked")
     elif not scores.settled:
         lines.append(
             f"not settled: {scores.reference} does not solve it with every seed in half of the budget, so the order is "

@@ -65,10 +65,25 @@ class Scores:
         Scores of real data have no such bar."""
         if self.plan.is_run:
             return True
-        cells = self.cells.get(self.reference, [])
-        return len(cells) == self.plan.seeds and all(
+        return self.reference_seeds == self.plan.seeds and self._reference_solves
+
+    @property
+    def awaits_reference(self) -> bool:
+        """Whether seeds of that row, or all of them, are still to be trained, and none shows that it is not settled."""
+        status = next((row["status"] for row in self.rows if row["spec"] == self.reference), "")
+        return not self.plan.is_run and status == "not run" and self._reference_solves
+
+    @property
+    def reference_seeds(self) -> int:
+        """The seeds of that row that are trained."""
+        return len(self.cells.get(self.reference, []))
+
+    @property
+    def _reference_solves(self) -> bool:
+        """Whether each of these solves the task in half of the budget."""
+        return all(
             cell.answer["score"] >= SOLVED and (cell.answer["solved_at"] or math.inf) <= cell.answer["updates"] / 2
-            for cell in cells
+            for cell in self.cells.get(self.reference, [])
         )
 
     def _find_chance(self) -> tuple[float, tuple[float, str] | None] | None:

@@ -620,6 +620,23 @@ def test_a_table_that_is_not_settled_ranks_nothing(tmp_path, score, solved_at):
     assert "Best at" not in said
 
 
+def test_a_table_whose_reference_is_not_done_is_not_settled_yet(tmp_path):
+    """Unless a seed of it has failed already: then no other can settle it."""
+    for score, says in (
+        (0.95, " yet: softmax has 2 of 3 seeds, so no row is ranked"),
+        (0.5, ": softmax does not solve"),
+    ):
+        folder = tmp_path / str(score)
+        taught(folder, School({"softmax": {MIDDLE: score}, "linear": {MIDDLE: 0.3}}), plan("linear"))
+        (folder / "cells" / f"{plan().question('softmax', MIDDLE, 3).key}.json").unlink()
+        scores = Scores(plan("linear"), Folder(folder))
+        assert score_header(scores)[-1].startswith(f"not settled{says}")
+        said = " ".join(advise(Results(None, scores.folder, [scores.plan])))
+        assert ("recall is not settled yet, so its rows are not ranked." in said) == (score == 0.95)
+    nothing = Scores(plan("linear"), Folder(tmp_path / "empty"))
+    assert score_header(nothing)[-1] == "not settled yet: softmax has 0 of 3 seeds, so no row is ranked"
+
+
 def test_a_word_problem_is_settled_by_a_recurrence(tmp_path):
     """Softmax does not learn it, so a GRU is the row that must, before others are ranked."""
     gru = "recurrent(cell='gru')"
