@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from regard.compare.measure import DECODING_STEPS
 from regard.compare.plan import BASELINE
 from regard.compare.results import Results
 from regard.compare.scores import Scores
@@ -77,8 +78,9 @@ def _crossovers(results: Results) -> list[str]:
 
 
 def _without_length(row: dict[str, Any]) -> str:
-    """A spec without an option that is the length itself."""
-    return re.sub(rf",? ?longest={row['length']}\b", "", row["spec"]).replace("()", "")
+    """A spec without an option that follows from the length."""
+    longest = f"(?:{row['length']}|{row['length'] + DECODING_STEPS})"
+    return re.sub(rf",? ?longest={longest}\b", "", row["spec"]).replace("()", "")
 
 
 def _recommend_by_scores(scores: Scores) -> list[str]:

@@ -17,15 +17,17 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 import regard
 from regard.compare.count import count_parameters, count_training, state_bytes
+from regard.core.allocator import return_large_blocks
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Role
+from regard.core.state import with_capacity
 from regard.layers.attention.base import Attention
 
 WARM_UP_LENGTH = 64  # tokens of the steps that start threads and libraries
@@ -36,6 +38,7 @@ LENGTH_DIVISORS = (32, 8, 4)  # parts of the length that are tried first
 ESTIMATE_MARGIN = 4  # margin of an estimate from a very short length
 # margin of the time that the shortest one predicts: what a call costs beside its arithmetic does not grow
 FIRST_ESTIMATE_MARGIN = 16
+TABLES = 3  # times the bytes of the weights that a training step takes at any length, at most
 MAX_EXPONENT = 3.0  # exponent that an estimate assumes at most
 FLUSH_BYTES = 256 * 2**20  # bytes written between calls on a GPU, more than its L2 cache has
 
@@ -166,6 +169,7 @@ class MeasuredLayer:
             found["decodes"] = self._start()
             if found["decodes"] and setting.counts:
                 found["counted"]["state_bytes"] = state_bytes(self.state)
+            self.state = with_capacity(self.state, setting.length + DECODING_STEPS)
         found["seconds"] = self._warm_up()
         return found
 
@@ -179,7 +183,8 @@ class MeasuredLayer:
         found: dict[str, Any] = {"peak": rise}
         forward, x, leaves = self._call(setting.length)
         at = setting.length - 1 if setting.role == "causal" else setting.length // 2
-        counted = count_training(forward, x, at)
+        with return_large_blocks():
+            counted = count_training(forward, x, at)
         for leaf in leaves:
             leaf.grad = None
         return found | {
@@ -197,14 +202,18 @@ class MeasuredLayer:
         self.forward_pass = run
 
     def estimate(self) -> dict[str, float]:
-        """Seconds that a training step would take, going by the shorter ones of the shorter lengths; and the longest of
-        these. What is hopeless is tried at the shortest alone."""
-        setting = self.setting
+        """Seconds that a training step would take at least, going by the shorter ones of the shorter lengths; and the
+        longest of these. What is hopeless is tried at the shortest alone."""
+        setting, facts = self.setting, self.layer.facts
         self.layer.train()
         self.seconds_of(self._training(min(WARM_UP_LENGTH, setting.length)))
         found = {"seconds": 0.0, "length": 0.0}
-        for length, seconds, memory in self._estimates(LENGTH_DIVISORS[:2]):
+        for tried in self._shorter_lengths(LENGTH_DIVISORS[:2]):
+            length, step = tried[-1].length, tried[-1].seconds
+            # as declared: over lengths of about a window, a window grows like everything else
+            seconds = step * (setting.length / length) ** facts.time.exponent
             found = {"seconds": seconds, "length": float(length)}
+            memory = self._estimate_memory(tried)
             if memory > ESTIMATE_MARGIN * setting.room:
                 raise CannotMeasure("memory", f"needs about {_bytes(memory)}, {_bytes(setting.room)} here")
             if seconds > FIRST_ESTIMATE_MARGIN * setting.seconds:
@@ -213,32 +222,43 @@ class MeasuredLayer:
 
     def _check_limits(self) -> None:
         """Refuses a length that would take too long or too much memory, going by shorter ones."""
-        setting = self.setting
-        for length, seconds, memory in self._estimates(LENGTH_DIVISORS):
+        setting, facts = self.setting, self.layer.facts
+        for tried in self._shorter_lengths(LENGTH_DIVISORS):
+            lengths, times = [each.length for each in tried], [each.seconds for each in tried]
+            seconds = extrapolate(times, lengths, setting.length, facts.time.exponent)
+            memory = self._estimate_memory(tried)
             # the first ones only exclude what is far too slow or too large
-            margin = 1 if length == setting.length // LENGTH_DIVISORS[-1] else ESTIMATE_MARGIN
+            margin = 1 if lengths[-1] == setting.length // LENGTH_DIVISORS[-1] else ESTIMATE_MARGIN
             if memory > margin * setting.room:
                 raise CannotMeasure("memory", f"needs about {_bytes(memory)}, {_bytes(setting.room)} here")
             if seconds > margin * setting.seconds:
                 share = f"its share of the time allows {_time(setting.seconds)}"
                 raise CannotMeasure("slow", f"about {_time(seconds)} per training step; {share}")
 
-    def _estimates(self, parts: Sequence[int]) -> Iterator[tuple[int, float, float]]:
-        """Shorter lengths, and after each the seconds and bytes that a training step of the whole would take."""
-        setting, facts = self.setting, self.layer.facts
-        lengths: list[int] = []
-        times: list[float] = []
-        rises: list[float] = []
+    def _shorter_lengths(self, parts: Sequence[int]) -> Iterator[list["Tried"]]:
+        """Tries a training step at one shorter length after another: all that were tried so far, each time."""
+        setting = self.setting
+        tried: list[Tried] = []
         for length in (setting.length // part for part in parts if setting.length // part >= WARM_UP_LENGTH):
             step = self._training(length)
             first, rise = self.cost_of(step)
-            lengths.append(length)
-            rises.append(max(1, rise))
             # the first call of a length may compile its kernels, which takes seconds once
-            times.append(min(first, *(self.seconds_of(step) for _ in range(1 if first > LONG_CALL else 2))))
-            # what the libraries take for themselves does not grow
-            memory = extrapolate(rises, lengths, setting.length, facts.memory.exponent)
-            yield length, extrapolate(times, lengths, setting.length, facts.time.exponent), memory
+            seconds = min(first, *(self.seconds_of(step) for _ in range(1 if first > LONG_CALL else 2)))
+            tried.append(Tried(length, seconds, rise))
+            yield tried
+
+    def _estimate_memory(self, tried: list["Tried"]) -> float:
+        """Bytes that a training step of the whole length would take."""
+        exponent, last = self.layer.facts.memory.exponent, tried[-1]
+        lengths, rises = [each.length for each in tried], [each.rise for each in tried]
+        # tables, their gradients and one more of their size have one size at every length
+        weights = count_parameters(self.layer) * self.dtype.itemsize
+        fixed = min(last.rise, TABLES * weights)
+        if len(tried) > 1 and rises[0] and growth(rises, lengths) < exponent:
+            slope = max(0.0, (last.rise - rises[0]) / (last.length**exponent - lengths[0] ** exponent))
+            fixed = last.rise - slope * last.length**exponent
+        growing = [max(1.0, rise - fixed) for rise in rises]
+        return fixed + extrapolate(growing, lengths, self.setting.length, exponent)
 
     def _start(self) -> bool:
         """Reads the whole length into a state. Returns whether there is one."""
@@ -292,9 +312,12 @@ class MeasuredLayer:
         self.layer.eval()
         token = torch.randn(self.setting.batch, 1, self.setting.width, device=self.device, dtype=self.dtype)
 
+        state = self.state  # of the whole length in every turn: the places behind it are written again
+
         def extend() -> None:
+            nonlocal state
             with torch.inference_mode():
-                _, self.state = self.layer.extend(token, self.state)
+                _, state = self.layer.extend(token, state)
 
         return sorted(self.seconds_of(extend) for _ in range(self.steps))[self.steps // 2]
 
@@ -328,13 +351,23 @@ class MeasuredLayer:
         return begin.elapsed_time(end) / 1e3
 
 
+class Tried(NamedTuple):
+    """What a training step of a shorter length took."""
+
+    length: int
+    seconds: float
+    rise: int  # bytes
+
+
 def extrapolate(values: list[float], lengths: list[int], length: int, exponent: float) -> float:
-    """The value at `length`: growth as measured from the first to the last, at least as declared."""
-    growth = exponent
-    if len(values) > 1:
-        measured = math.log(max(values[-1], 1e-12) / max(values[0], 1e-12)) / math.log(lengths[-1] / lengths[0])
-        growth = min(MAX_EXPONENT, max(exponent, measured))
-    return values[-1] * (length / lengths[-1]) ** growth
+    """The value at `length`: growth as measured over the last two lengths, at least as declared."""
+    exponent = exponent if len(values) < 2 else min(MAX_EXPONENT, max(exponent, growth(values[-2:], lengths[-2:])))
+    return values[-1] * (length / lengths[-1]) ** exponent
+
+
+def growth(values: Sequence[float], lengths: Sequence[int]) -> float:
+    """The exponent of the growth from the first to the last."""
+    return math.log(max(values[-1], 1e-12) / max(values[0], 1e-12)) / math.log(lengths[-1] / lengths[0])
 
 
 # memory

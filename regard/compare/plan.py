@@ -9,13 +9,15 @@ from typing import Any, Literal
 import torch
 
 import regard
+from regard.compare.measure import DECODING_STEPS
 from regard.compare.question import MEASURE, MEMORY, TIMED, Kind, Question, code_of, machine_of, short
 from regard.config import from_json
 from regard.layers.attention.base import Facts
 from regard.spec import ATTENTION, parse
 
 BASELINE = "softmax"
-# Options that are usual at lengths of thousands of tokens. Others have their defaults, and `longest` is the length.
+# Options that are usual at lengths of thousands of tokens. Others have their defaults, and `longest` is the length,
+# and the tokens that are decoded behind it.
 FAIR = {
     "axial": ("axial(width=128)",),
     "bigbird": ("bigbird(block=64, random=3)",),
@@ -150,7 +152,9 @@ class CostPlan:
     def _at(self, length: int) -> list[str]:
         """The specs at a length, each once; the baseline is among them."""
         asked = self.specs or [name for name in regard.names() if name != "heads"]
-        specs = [spec for item in (BASELINE, *asked) for spec in fair(item, length)]
+        # some tokens are decoded behind the length
+        longest = length + DECODING_STEPS if self.role == "causal" and self.part == "layer" else length
+        specs = [spec for item in (BASELINE, *asked) for spec in fair(item, longest)]
         return list(dict.fromkeys(map(short, specs)))
 
     def _row(self, spec: str, length: int) -> "Row":

@@ -3,9 +3,11 @@
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # parameters of mallopt, from glibc's malloc.h
-TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -4, -8
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -3, -4, -8
 LARGEST = 2**31 - 1
 IDLE = 2**30  # bytes that may lie idle between steps
 SERVER_IDLE = 2**28  # bytes that may lie idle at the end of the heap of a server
@@ -47,6 +49,22 @@ def hand_back_memory() -> bool:
     held = (pages - of_files) * os.sysconf("SC_PAGE_SIZE")
     heap = usage()
     return held - heap.used - heap.mapped_bytes > IDLE and bool(trim(0))
+
+
+@contextmanager
+def return_large_blocks() -> Iterator[None]:
+    """Inside, every block of 128 KiB or more that is freed goes back to the system, where memory is not kept. Otherwise
+    glibc cuts them from a heap as soon as the first was freed: gradients of a recurrence, one for each of thousands of
+    tokens, leave gaps there that small tensors keep apart, of gigabytes."""
+    mallopt = None if _kept else _function("mallopt")
+    if mallopt is None:
+        yield
+        return
+    mallopt(MMAP_THRESHOLD, 2**17)
+    try:
+        yield
+    finally:
+        mallopt(MMAP_THRESHOLD, 2**25)  # what glibc's own rule arrives at
 
 
 class Usage(ctypes.Structure):

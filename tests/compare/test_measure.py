@@ -7,8 +7,9 @@ import torch
 
 import regard
 from regard.compare import measure
-from regard.compare.count import count_training, state_bytes
+from regard.compare.count import count_parameters, count_training, state_bytes
 from regard.compare.measure import CannotMeasure, MeasuredLayer, Process, Setting, extrapolate
+from regard.compare.plan import CostPlan
 
 SIZES = {"width": 16, "heads": 2, "threads": 1}
 
@@ -81,6 +82,60 @@ def test_limits():
     # growth as measured where it is steeper than declared, but not without end
     assert extrapolate([1.0, 4.0], [10, 20], 40, 1) == 16
     assert extrapolate([1.0, 100.0], [10, 20], 40, 1) == 800
+
+
+class Window(MeasuredLayer):
+    """A layer whose clock and memory are planted, by length: a window of 256 sees nearly all of 256 tokens, and tables
+    have gradients of one size."""
+
+    TIMES = {256: 0.001, 1024: 0.016, 2048: 0.036}
+    length, tables = 0, 0
+
+    def _training(self, length):
+        self.length = length
+        return lambda: None
+
+    def cost_of(self, call):
+        return self.TIMES.get(self.length, 0.0), self.tables + 1000 * self.length
+
+    def _timed(self, call):
+        return self.TIMES.get(self.length, 0.0)
+
+
+def test_a_window_is_not_hopeless_because_its_first_tokens_are_cheap():
+    subject = Window(Setting("local(window=256)", "causal", 8192, seconds=0.3, room=1e9, **SIZES))
+    # as measured from 256 to 1,024 it would grow with the square
+    assert subject.estimate() == {"seconds": pytest.approx(0.016 * 8), "length": 1024.0}
+    # from 1,024 to 2,048 it grows by 2.25, so that the whole takes 0.182; from 256 on it would be 0.34
+    subject._check_limits()
+
+
+def test_a_table_is_no_memory_that_grows():
+    subject = Window(Setting("gmlp(longest=1024)", "causal", 8192, seconds=1e9, room=1e8, **SIZES))
+    subject.tables = 3 * 4 * count_parameters(subject.layer)
+    tried = list(subject._shorter_lengths((32, 8)))[-1]
+    # memory grows with the square at most, as declared
+    assert subject._estimate_memory(tried[:1]) == pytest.approx(subject.tables + 256_000 * 32**2, rel=1e-6)
+    assert subject._estimate_memory(tried) < subject.tables + 1_024_000 * 8**2
+    # the first call took what was free
+    assert subject._estimate_memory([tried[0]._replace(rise=0), tried[1]]) > subject.tables + 1_024_000 * 8**2
+    with pytest.raises(CannotMeasure, match="needs about"):
+        Window(Setting("gmlp(longest=1024)", "causal", 8192, seconds=1e9, room=1e6, **SIZES)).estimate()
+
+
+@pytest.mark.parametrize("name", [name for name in regard.names() if name != "heads"])
+def test_every_turn_decodes_behind_the_same_length(name):
+    """However many rounds there are, no table is too short, and no state grows."""
+    plan = CostPlan(specs=(name,), lengths=(64,), width=16, heads=2)
+    for row in plan.rows():
+        if not row.decodes or row.spec == "softmax" != name:
+            continue
+        subject = MeasuredLayer(Setting(row.spec, "causal", 64, **SIZES))
+        subject.prepare()
+        before = state_bytes(subject.state)
+        for _ in range(3):
+            assert subject.step() > 0
+        assert state_bytes(subject.state) == before
 
 
 class Compiling(MeasuredLayer):

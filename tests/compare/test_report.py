@@ -129,7 +129,7 @@ def test_crossovers(tmp_path):
     plan = CostPlan(
         specs=("linear", "dot", "location"), lengths=(64, 128, 256), width=16, heads=2, threads=1, minutes=600
     )
-    seconds = {"softmax": 1.0, "linear": 0.5, "dot": 1.0, **{f"location(longest={n})": 0.5 for n in plan.lengths}}
+    seconds = {"softmax": 1.0, "linear": 0.5, "dot": 1.0, **{f"location(longest={n + 5})": 0.5 for n in plan.lengths}}
     World(seconds).fill(plan, Folder(tmp_path))
     results = Results(plan, Folder(tmp_path))
     for row in results.rows:

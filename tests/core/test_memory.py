@@ -73,6 +73,18 @@ def test_threads_of_a_server_share_one_heap(monkeypatch, idle, shares):
     )
 
 
+def test_large_blocks_are_returned_for_a_while(monkeypatch):
+    asked = []
+    monkeypatch.setattr(allocator, "_function", lambda name: lambda what, value: asked.append((what, value)))
+    monkeypatch.setattr(allocator, "_kept", False)
+    with allocator.return_large_blocks():
+        assert asked.pop() == (allocator.MMAP_THRESHOLD, 2**17)
+    assert asked.pop() == (allocator.MMAP_THRESHOLD, 2**25)
+    monkeypatch.setattr(allocator, "_kept", True)
+    with allocator.return_large_blocks():
+        assert not asked
+
+
 @pytest.mark.parametrize(
     ("words", "kept"),
     [
