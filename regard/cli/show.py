@@ -116,7 +116,7 @@ def _write_page(arguments: argparse.Namespace, folders: list[str | None]) -> Non
         Path(arguments.out).write_text(page, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write {arguments.out}: {error.strerror}") from error
-    print(f"{arguments.out}: open it in any browser")
+    print(f"{arguments.out}: open it in a browser")
 
 
 def _write_image(arguments: argparse.Namespace, folder: str | None) -> None:
@@ -143,7 +143,7 @@ def _write_image(arguments: argparse.Namespace, folder: str | None) -> None:
         Path(arguments.out).write_text(page, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write {arguments.out}: {error.strerror}") from error
-    print(f"{arguments.out}: open it in any browser")
+    print(f"{arguments.out}: open it in a browser")
 
 
 def _open_engine(folders: list[str | None], device: str) -> "tuple[Engine, str]":

@@ -907,7 +907,7 @@ def test_save_and_open_again(page, tmp_path, translator):
 def test_a_file_from_the_command_line_and_a_frame_in_a_notebook(page, tmp_path, capsys, translator):
     out = tmp_path / "page.html"
     main(["show", "--text", SENTENCE, "--out", str(out)])
-    assert "open it in any browser" in capsys.readouterr().out
+    assert "open it in a browser" in capsys.readouterr().out
     page.goto(out.as_uri())
     page.wait_for_function(READY)
     assert page.inner_text(".lane.right").split()[:2] == ["My", "brother"]

@@ -23,6 +23,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", "
 MOST_PIXELS = 2**26  # 8192 x 8192: a small file can say that it is of any size
 MOST_BYTES = 2**28
 AT_ONCE = 1024  # files that are read ahead
+EMPTY = "the file is empty"
 GREY = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
 SIXTEEN_BITS = ("I", "I;16", "I;16L", "I;16B")
 
@@ -94,7 +95,8 @@ def _decode(data: bytes, size: tuple[int, int], channels: int, name: str) -> np.
     from PIL import Image, ImageOps
 
     if not data:
-        raise BadImage(name, "the file is empty")
+        raise BadImage(name, EMPTY)
+    _check_png(data, name)
     with _opened(io.BytesIO(data), name) as image:
         try:
             # a large JPEG is decoded at a fraction of its size, at least twice that which is asked for
@@ -105,6 +107,17 @@ def _decode(data: bytes, size: tuple[int, int], channels: int, name: str) -> np.
         except Exception as error:
             raise BadImage(name, "cannot be decoded", f": {_describe(error)}") from error
         return fit(_plain(upright, channels, name), size, Image.Resampling.BICUBIC)
+
+
+def _check_png(data: bytes, name: str) -> None:
+    """Refuses a PNG whose checksums are wrong or whose end is missing: its decoder stops at the last pixel."""
+    if not data.startswith(b"\x89PNG"):
+        return
+    with _opened(io.BytesIO(data), name) as image:
+        try:
+            image.verify()
+        except Exception as error:
+            raise BadImage(name, "cannot be decoded", f": {_describe(error)}") from error
 
 
 def from_image(image: Any, size: tuple[int, int], channels: int, name: str = "the image") -> np.ndarray:
@@ -148,10 +161,12 @@ def _named(path: str | Path) -> Iterator[None]:
 
 def _check_file(path: str | Path) -> None:
     with _named(path):
-        mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode):
-        kind = "is a folder" if stat.S_ISDIR(mode) else "is a pipe or a device"
+        found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        kind = "is a folder" if stat.S_ISDIR(found.st_mode) else "is a pipe or a device"
         raise BadImage(str(path), f"{kind}, expected an image file")
+    if not found.st_size:
+        raise BadImage(str(path), EMPTY)
 
 
 def _read(path: str | Path) -> bytes:

@@ -146,6 +146,10 @@ def test_npz(tmp_path):
     pixels, labels = draw.integers(0, 256, (5, 6, 4, 3), np.uint8), np.array([2, 0, 1, 0, 2])
     np.savez(path, images=pixels, labels=labels)
     np.testing.assert_array_equal(read_images(path).pixels, pixels.transpose(0, 3, 1, 2))
+    np.savez(path, images=pixels.transpose(0, 3, 1, 2), labels=labels)
+    np.testing.assert_array_equal(read_images(path).pixels, pixels.transpose(0, 3, 1, 2))
+    np.savez(path, train_images=pixels, train_labels=labels, test_images=pixels[:1], test_labels=labels[:1])
+    assert (len(read_images(path).labels), len(read_images(path, part="test").labels)) == (5, 1)
     np.savez(path, x_train=pixels[..., 0], y_train=labels[:, None], x_test=pixels[:2, ..., 0], y_test=labels[:2])
     assert read_images(path).pixels.shape == (5, 1, 6, 4)
     assert read_images(path, part="test").labels == ["2", "0"]
@@ -201,7 +205,7 @@ def test_broken_files_are_refused_or_skipped(tmp_path):
     (tmp_path / "red" / "notes.txt").write_text("no image")
     (tmp_path / "blue" / "empty.jpg").write_bytes(b"")
     (tmp_path / "blue" / "huge.png").write_bytes(bomb(60000, 60000))
-    with pytest.raises(BadImage, match="blue/"):
+    with pytest.raises(BadImage, match=r"blue/empty\.jpg: the file is empty"):
         read_images(tmp_path)
     found = read_images(tmp_path, skip_bad=True)
     assert len(found.labels) == 6
@@ -235,6 +239,19 @@ def test_any_bytes_end_in_pixels_or_in_words(how):
             refused.append(str(bad))
     assert len(refused) >= 3
     assert all(words.startswith("some file: ") for words in refused)
+
+
+def test_a_png_is_whole_to_its_end():
+    """Also where all pixels are there, but the end is missing, or where a bit was changed on the way."""
+    whole = encoded(np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8))
+    assert decode(whole, (9, 9), 3).shape == (3, 9, 9)
+    at = whole.index(b"IDAT") + 20
+    for data in (
+        *(whole[:-length] for length in (8, 12, 16, 20)),
+        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+    ):
+        with pytest.raises(BadImage, match=r"some\.png: cannot be decoded: \w"):
+            decode(data, (9, 9), 3, "some.png")
 
 
 def test_other_formats_of_pillow_are_not_tried():

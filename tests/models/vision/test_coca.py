@@ -342,6 +342,12 @@ def test_published_sizes(name, image, text, poolers):
     assert round((image + text) / 1e6) == {"coca-base": 383, "coca-large": 787}[name]
 
 
+def test_stochastic_depth_is_that_of_the_image_encoder():
+    model = build(layers=3, drop_path=0.4)
+    assert_close(torch.tensor([block.drop_path.p for block in model.encoder.blocks]), torch.tensor([0.0, 0.2, 0.4]))
+    assert not any(block.drop_path.p for block in [*model.text.blocks, *model.decoder])
+
+
 def test_positions_of_words_may_be_bounded():
     """By the table of any layer that reads words, not by that of the patches."""
     assert build().max_words() is None
