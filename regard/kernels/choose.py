@@ -26,6 +26,7 @@ from regard.kernels.compiling import constant_when_compiled, exporting
 Choice = Literal["auto", "torch", "triton"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 UNPROVEN: tuple[str, ...] = ()  # kernels whose tests have not passed on a GPU yet
+GRID = 65535  # programs along the second or third axis of a grid, at most
 
 _choice: str = os.environ.get("REGARD_KERNELS", "auto")  # checked where it is used
 _answers: list[tuple[str, str]] | None = None
@@ -54,9 +55,12 @@ def record() -> Iterator[list[tuple[str, str]]]:
         _answers = before
 
 
-def use_triton(kernel: str, *tensors: Tensor | None, refusal: str | None = None) -> bool:
-    """Whether the kernel of that name runs in Triton on these tensors; `refusal` is the kernel's own reason not to."""
+def use_triton(kernel: str, *tensors: Tensor | None, refusal: str | None = None, second_axis: int = 1) -> bool:
+    """Whether the kernel of that name runs in Triton on these tensors; `refusal` is the kernel's own reason not to, and
+    `second_axis` how many programs its grid has along that axis."""
     choice = _checked(_choice)
+    if choice != "torch" and refusal is None and not exporting() and second_axis > GRID:
+        refusal = f"batch rows times heads are {second_axis:,}, and a grid has room for {GRID:,}"
     if choice == "auto" and kernel in UNPROVEN:
         refusal = "its tests have not passed on a GPU yet"
     reason = None if choice == "torch" else refusal or _reason(choice, [x for x in tensors if x is not None])

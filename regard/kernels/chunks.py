@@ -21,15 +21,16 @@ from regard.kernels.choose import use_triton
 WIDEST = 128
 
 
-def takes(k: Tensor, v: Tensor, chunk: int, refusal: str | None = None) -> bool:
-    """Whether `attend` runs on these, by the choice of kernels; `refusal` is the caller's own reason not to."""
+def takes(k: Tensor, v: Tensor, chunk: int, rounds: int, refusal: str | None = None) -> bool:
+    """Whether `attend` and `buckets` run on these, by the choice of kernels; `refusal` is the caller's own reason not
+    to."""
     if max(k.shape[-1], v.shape[-1]) > WIDEST:
         refusal = f"heads are wider than {WIDEST}"
     elif chunk > WIDEST:
         refusal = f"chunks have more than {WIDEST} tokens"
     elif torch.compiler.is_compiling():
         refusal = "it is no operator that a compiler knows"
-    return use_triton("chunks", k, v, refusal=refusal)
+    return use_triton("chunks", k, v, refusal=refusal, second_axis=k.shape[0] * k.shape[1] * rounds)
 
 
 def attend(k: Tensor, v: Tensor, order: Tensor, chunk: int, *, causal: bool, end: Tensor | None = None) -> Tensor:

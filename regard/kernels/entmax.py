@@ -27,7 +27,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, refusal: str | None = None) -> bool:
         refusal = f"heads are wider than {WIDEST}"
     elif torch.compiler.is_compiling():
         refusal = "torch.compile records no kernel of ours here"
-    return use_triton("entmax", q, k, v, refusal=refusal)
+    return use_triton("entmax", q, k, v, refusal=refusal, second_axis=q.shape[0] * q.shape[1])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, visible: Visible, scale: float) -> Tensor:

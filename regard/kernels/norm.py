@@ -18,7 +18,8 @@ WIDEST = 256
 def norm(x: Tensor, epsilon: float) -> Tensor:
     """[B, H, T, D] -> [B, H, T, D], over the last axis."""
     refusal = f"vectors are wider than {WIDEST}" if x.shape[-1] > WIDEST else None
-    if not torch.compiler.is_compiling() and x.dim() == 4 and use_triton("norm", x, refusal=refusal):
+    takes = not torch.compiler.is_compiling() and x.dim() == 4
+    if takes and use_triton("norm", x, refusal=refusal, second_axis=x.shape[0] * x.shape[1]):
         return _Norm.apply(x, epsilon)
     return F.layer_norm(x, x.shape[-1:], eps=epsilon)
 

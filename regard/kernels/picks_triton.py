@@ -40,7 +40,10 @@ def _largest(x: Tensor, count: int, each: Tensor | None) -> Tensor:
         sizes = {"RAGGED": each is not None, "BLOCK": triton.next_power_of_2(S), "COUNT": triton.next_power_of_2(count)}
         # 64 numbers a thread: more would spill, and with fewer the sums over all threads take the time
         warps = min(32, max(1, sizes["BLOCK"] // 2048))
-        largest_kernel[(rows,)](x, out, out if each is None else each, S, count, rows // B, **sizes, num_warps=warps)
+        with torch.cuda.device_of(x):
+            largest_kernel[(rows,)](
+                x, out, out if each is None else each, S, count, rows // B, **sizes, num_warps=warps
+            )
     return out
 
 
@@ -55,25 +58,26 @@ def assign(codes: Tensor, centroids: Tensor, lengths: Tensor | None, last: bool)
     # as many tokens at a time as leave room on the chip for their distances to all clusters
     tokens = 128 if C <= 128 and codes.dtype != torch.float32 else 32
     rounds = min(ROUNDS, triton.cdiv(T, tokens))
-    assign_kernel[(triton.cdiv(T, tokens * rounds), B * H)](
-        codes,
-        centroids,
-        group if lengths is None else lengths,
-        group,
-        votes,
-        members,
-        H,
-        T,
-        C,
-        bits,
-        RAGGED=lengths is not None,
-        LAST=last,
-        PRECISION="ieee" if codes.dtype == torch.float32 else "tf32",
-        CLUSTERS=max(16, triton.next_power_of_2(C)),
-        BITS=max(16, triton.next_power_of_2(bits)),
-        TOKENS=tokens,
-        ROUNDS=rounds,
-    )
+    with torch.cuda.device_of(codes):
+        assign_kernel[(triton.cdiv(T, tokens * rounds), B * H)](
+            codes,
+            centroids,
+            group if lengths is None else lengths,
+            group,
+            votes,
+            members,
+            H,
+            T,
+            C,
+            bits,
+            RAGGED=lengths is not None,
+            LAST=last,
+            PRECISION="ieee" if codes.dtype == torch.float32 else "tf32",
+            CLUSTERS=max(16, triton.next_power_of_2(C)),
+            BITS=max(16, triton.next_power_of_2(bits)),
+            TOKENS=tokens,
+            ROUNDS=rounds,
+        )
     return group, votes, members
 
 
@@ -85,7 +89,8 @@ def take(x: Tensor, at: Tensor) -> Tensor:
     if y.numel():
         width, rows = _tile(D)
         grid = (triton.cdiv(n, rows), B * H)
-        take_kernel[grid](x, at.contiguous(), y, H, n, D, *x.stride()[:3], WIDTH=width, ROWS=rows)
+        with torch.cuda.device_of(x):
+            take_kernel[grid](x, at.contiguous(), y, H, n, D, *x.stride()[:3], WIDTH=width, ROWS=rows)
     return y
 
 
@@ -97,7 +102,8 @@ def add(y: Tensor, at: Tensor, N: int) -> Tensor:
     if y.numel():
         width, rows = _tile(D)
         grid = (triton.cdiv(n, rows), B * H)
-        add_kernel[grid](y, at.contiguous(), total, H, N, n, D, *y.stride()[:3], WIDTH=width, ROWS=rows)
+        with torch.cuda.device_of(y):
+            add_kernel[grid](y, at.contiguous(), total, H, N, n, D, *y.stride()[:3], WIDTH=width, ROWS=rows)
     return total.to(y.dtype)
 
 

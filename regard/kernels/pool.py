@@ -25,7 +25,8 @@ def takes(x: Tensor, weight: Tensor | None, kernel: int) -> bool:
         refusal = f"heads are wider than {WIDEST}"
     elif kernel > LONGEST:
         refusal = f"it pools more than {LONGEST} tokens"
-    return not torch.compiler.is_compiling() and use_triton("pool", x, weight, refusal=refusal)
+    heads = x.shape[0] * x.shape[1]
+    return not torch.compiler.is_compiling() and use_triton("pool", x, weight, refusal=refusal, second_axis=heads)
 
 
 def pool(x: Tensor, weight: Tensor | None, *, kernel: int, stride: int, end: Tensor | None = None) -> Tensor:

@@ -91,7 +91,8 @@ def _is_fused(x: Tensor, features: int) -> bool:
     if x.shape[2] == 1 or torch.compiler.is_compiling():
         return False
     most = max(features, x.shape[3])
-    return use_triton("features", x, refusal=None if most <= 256 else f"it takes at most 256 features, got {most}")
+    refusal = None if most <= 256 else f"it takes at most 256 features, got {most}"
+    return use_triton("features", x, refusal=refusal, second_axis=x.shape[0])
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def scan(
     documents, which forget all before. `real` [B, T]: the others, behind the real ones, leave the state alone.
     O(T (C (R + D) + R D)) time, O(T (R + D)) memory for C of the order of R; one token is O(R D).
     """
-    if use_triton("scan", q, k, v, refusal=_refusal(q)):
+    if use_triton("scan", q, k, v, refusal=_refusal(q), second_axis=q.shape[0]):
         return _triton().scan(q, k, v, normalise=False, **_rest(state, decay, starts, real))
     return _scan(q, k, v, state, decay, starts, real)
 
@@ -109,7 +109,7 @@ def attend_past(
     Denominators are raised to `floor` where it is above zero; without one, o is zero where a denominator is. In Triton
     it is one kernel, and features need no memory.
     """
-    if use_triton("scan", q, k, v, refusal=_refusal(q)):
+    if use_triton("scan", q, k, v, refusal=_refusal(q), second_axis=q.shape[0]):
         rest = _rest(state, decay, starts, real)
         o, _, state = _triton().scan(q, k, v, map=map, floor=floor, final=final, **rest)
         return o, state if final else None
@@ -121,7 +121,7 @@ def attend_sums(
     q: Tensor, S: Tensor, z: Tensor, *, dtype: torch.dtype, map: FeatureMap = "none", floor: float = 0.0
 ) -> Tensor:
     """q = map(q) reads what `absorb` has summed: q S / (q . z) [B, H, T, D] in `dtype`, divided as in `attend_past`."""
-    if use_triton("scan", q, S, z, refusal=_refusal(q)):
+    if use_triton("scan", q, S, z, refusal=_refusal(q), second_axis=q.shape[0]):
         return _sums().read(q, S, z, dtype=dtype, map=map, floor=floor)[0]
     return ratio(*_read(features(q, map), S, z), floor).to(dtype)
 
@@ -162,7 +162,7 @@ def running_maximum(highest: Tensor, top: Tensor | None) -> tuple[Tensor, Tensor
 
 def absorb(k: Tensor, v: Tensor, *, map: FeatureMap = "none", real: Tensor | None = None) -> State:
     """S = sum_j k_j v_j^T and z = sum_j k_j over the real keys, k = map(k). O(S R D)."""
-    if use_triton("scan", k, v, refusal=_refusal(k)):
+    if use_triton("scan", k, v, refusal=_refusal(k), second_axis=k.shape[0]):
         return _sums().absorb(k, v, map=map, lengths=_lengths(real))
     dtype = _wide(k, v)
     k = _select(features(k, map), real, 0).to(dtype)
@@ -172,7 +172,7 @@ def absorb(k: Tensor, v: Tensor, *, map: FeatureMap = "none", real: Tensor | Non
 
 def read(q: Tensor, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """numerator [B, H, T, D] = q S, denominator [B, H, T] = q . z. O(T R D)."""
-    if use_triton("scan", q, S, z, refusal=_refusal(q)):
+    if use_triton("scan", q, S, z, refusal=_refusal(q), second_axis=q.shape[0]):
         return _sums().read(q, S, z, dtype=S.dtype, normalise=False)
     return _read(q, S, z)
 
@@ -215,7 +215,7 @@ def feature_scan(
     B, H, T, R = q.shape
     D, dtype = v.shape[-1], _wide(q, k, v)
     # a step of decoding is a few small operators, fewer than the kernels for running maxima are
-    if T > 1 and use_triton("scan", q, k, v, refusal=_refusal(q)):
+    if T > 1 and use_triton("scan", q, k, v, refusal=_refusal(q), second_axis=q.shape[0]):
         return _triton().softmax_scan(q, k, v, state=state, lengths=_lengths(real))
     k = _select(k.to(dtype), real, -torch.inf)
     if state is None:

@@ -22,7 +22,8 @@ def takes(k: Tensor, v: Tensor, p: Tensor, chunk: int) -> bool:
     refusal = None
     if k.shape[-1] > WIDEST or chunk > LONGEST or p.shape[-1] > MOST:
         refusal = f"heads are wider than {WIDEST}, chunks longer than {LONGEST}, or the sums are more than {MOST}"
-    return not torch.compiler.is_compiling() and use_triton("summaries", k, v, p, refusal=refusal)
+    heads = k.shape[0] * k.shape[1]
+    return not torch.compiler.is_compiling() and use_triton("summaries", k, v, p, refusal=refusal, second_axis=heads)
 
 
 def summarise(k: Tensor, v: Tensor, p: Tensor, chunk: int) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ def _in_triton(x: Tensor) -> bool:
     if refusal is not None and x.dtype not in DTYPES:
         # indices are taken too, and float64 in references: nothing that anyone would choose a kernel for
         return False
-    return use_triton("take", x, refusal=refusal)
+    return use_triton("take", x, refusal=refusal, second_axis=x.shape[0] * x.shape[1])
 
 
 class _Take(Function):

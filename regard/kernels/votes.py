@@ -22,7 +22,7 @@ def group_codes(codes: Tensor, centroids: Tensor, lengths: Tensor | None, iterat
         refusal = f"there are {max(C, bits)} clusters or bits, and {MOST} fit"
     elif torch.compiler.is_compiling():
         refusal = "torch.compile records no kernel of ours here"
-    if use_triton("votes", codes, refusal=refusal):
+    if use_triton("votes", codes, refusal=refusal, second_axis=codes.shape[0] * codes.shape[1]):
         # imported late: not every PyTorch for a CPU comes with Triton
         from regard.kernels import picks_triton
 

@@ -7,7 +7,20 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from regard.kernels import choose, experts_triton
+from regard.kernels import (
+    additive,
+    choose,
+    chunks,
+    entmax,
+    experts_triton,
+    norm,
+    pool,
+    random_features,
+    scan,
+    summaries,
+    take,
+    votes,
+)
 from regard.kernels.choose import record, use, use_triton
 
 SMALL = torch.zeros(2)
@@ -58,6 +71,27 @@ def test_an_explicit_choice_says_why_it_cannot_run(tensors, refusal, words):
     with use("triton"), pytest.raises(ValueError, match=words):
         use_triton("scan", *tensors, refusal=refusal)
     assert not use_triton("scan", *tensors, refusal=refusal)
+
+
+ROWS = torch.empty(1, 1, 4, 16).expand(32768, 2, 4, 16)
+MANY_ROWS = {
+    "additive": lambda: additive.takes(ROWS, ROWS, ROWS),
+    "chunks": lambda: chunks.takes(ROWS[:, :1], ROWS[:, :1], 4, rounds=2),
+    "entmax": lambda: entmax.takes(ROWS, ROWS, ROWS),
+    "features": lambda: random_features.exp_features(ROWS.flatten(0, 1)[:, None], torch.empty(8, 16), scale=1.0),
+    "norm": lambda: norm.norm(ROWS, 1e-6),
+    "pool": lambda: pool.takes(ROWS, None, 2),
+    "scan": lambda: scan.absorb(*2 * [ROWS.flatten(0, 1)[:, None]]),
+    "summaries": lambda: summaries.takes(ROWS, ROWS, ROWS, 2),
+    "take": lambda: take.take_per_head(ROWS, torch.zeros(1, 1, 1, dtype=torch.long).expand(32768, 2, 1)),
+    "votes": lambda: votes.group_codes(ROWS, ROWS, None, 1),
+}
+
+
+@pytest.mark.parametrize("kernel", MANY_ROWS)
+def test_more_rows_and_heads_than_a_grid_has_room_for_are_left_to_pytorch(kernel):
+    with use("triton"), pytest.raises(ValueError, match=f"'{kernel}' .* 65,536, and a grid has room for 65,535"):
+        MANY_ROWS[kernel]()
 
 
 def test_a_gpu_without_a_compiler_is_said_once(monkeypatch):

@@ -102,7 +102,7 @@ class Reformer(RandomBuffer, Cached):
         T, S, m, device = mask.T, mask.S, self.chunk, k.device
         refusal = "a key that several rounds meet counts once" if self.once else None
         refusal = "a few new tokens are read by themselves" if T < S else refusal
-        if sorted_chunks.takes(k, v, m, refusal):
+        if sorted_chunks.takes(k, v, m, self.rounds, refusal):
             order = self._sorted(mask, k, in_triton=True)
             return sorted_chunks.attend(k, v, order, m, causal=mask.causal, end=None if mask.full else mask.end)
         k, v = (F.pad(x, (0, 0, 0, count_blocks(S, m) * m - S)) for x in (k, v))
