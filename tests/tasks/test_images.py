@@ -361,9 +361,14 @@ def test_classify_prints_a_line_for_each_image(trained, tmp_path, capsys):
 
 def test_an_unsure_answer_says_so(trained, capsys, monkeypatch):
     folder, out, _ = trained
-    monkeypatch.setattr(ImageClassifier, "probabilities", lambda self, pixels: np.array([[0.41, 0.21, 0.38]]))
     file = str(folder / "colours" / "red" / "001.png")
-    assert printed(capsys, "classify", out, file) == f"{file}\tunsure: blue 0.41, red 0.38\n"
+    for shares, said in (
+        ([0.41, 0.21, 0.38], "unsure: blue 0.41, red 0.38"),
+        ([0.49, 0.21, 0.30], "unsure: blue 0.49, red 0.30"),
+        ([0.25, 0.25, 0.50], "red\t0.5000"),
+    ):
+        monkeypatch.setattr(ImageClassifier, "probabilities", lambda self, pixels, shares=shares: np.array([shares]))
+        assert printed(capsys, "classify", out, file) == f"{file}\t{said}\n"
 
 
 def test_broken_images_do_not_stop_the_others(trained, tmp_path, capsys):

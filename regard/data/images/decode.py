@@ -92,41 +92,39 @@ def decode(data: bytes, size: tuple[int, int], channels: int, name: str = "the i
 
 
 def _decode(data: bytes, size: tuple[int, int], channels: int, name: str) -> np.ndarray:
-    from PIL import Image, ImageOps
-
     if not data:
         raise BadImage(name, EMPTY)
     _check_png(data, name)
     with _opened(io.BytesIO(data), name) as image:
-        try:
+        with _decoding(name):
             # a large JPEG is decoded at a fraction of its size, at least twice that which is asked for
             image.draft(None, (2 * max(size), 2 * max(size)))
-            image.load()
-            upright = ImageOps.exif_transpose(image)
-        # decoders raise whatever their code runs into: struct.error, KeyError, SyntaxError ...
-        except Exception as error:
-            raise BadImage(name, "cannot be decoded", f": {_describe(error)}") from error
-        return fit(_plain(upright, channels, name), size, Image.Resampling.BICUBIC)
+        return _fitted(image, size, channels, name)
 
 
 def _check_png(data: bytes, name: str) -> None:
     """Refuses a PNG whose checksums are wrong or whose end is missing: its decoder stops at the last pixel."""
     if not data.startswith(b"\x89PNG"):
         return
-    with _opened(io.BytesIO(data), name) as image:
-        try:
-            image.verify()
-        except Exception as error:
-            raise BadImage(name, "cannot be decoded", f": {_describe(error)}") from error
+    with _opened(io.BytesIO(data), name) as image, _decoding(name):
+        image.verify()
 
 
 def from_image(image: Any, size: tuple[int, int], channels: int, name: str = "the image") -> np.ndarray:
-    """A PIL image as uint8 [C, h, w]."""
-    from PIL import Image
-
+    """A PIL image as uint8 [C, h, w], as `decode` gives its file."""
     if image.width * image.height > MOST_PIXELS:
         raise _too_large(name, image.size)
-    return fit(_plain(image, channels, name), size, Image.Resampling.BICUBIC)
+    return _fitted(image, size, channels, name)
+
+
+def _fitted(image: Any, size: tuple[int, int], channels: int, name: str) -> np.ndarray:
+    """A PIL image, which may not be decoded yet."""
+    from PIL import Image, ImageOps
+
+    with _decoding(name):
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+    return fit(_plain(upright, channels, name), size, Image.Resampling.BICUBIC)
 
 
 def fit(image: Any, size: tuple[int, int], how: Any) -> np.ndarray:
@@ -149,6 +147,15 @@ def resize_pixels(pixels: np.ndarray, size: tuple[int, int], channels: int) -> n
         return pixels
     image = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
     return from_image(image, size, channels)
+
+
+@contextmanager
+def _decoding(name: str) -> Iterator[None]:
+    try:
+        yield
+    # decoders raise whatever their code runs into: struct.error, KeyError, SyntaxError ...
+    except Exception as error:
+        raise BadImage(name, "cannot be decoded", f": {_describe(error)}") from error
 
 
 @contextmanager

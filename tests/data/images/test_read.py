@@ -76,6 +76,17 @@ def test_idx(tmp_path, packed):
         read_images(path)
 
 
+def test_idx_packed_and_unpacked_under_either_name(tmp_path):
+    """Of a file that is there twice, one is read."""
+    pixels, labels = np.random.default_rng(0).integers(0, 256, (6, 3, 3), np.uint8), np.arange(6)
+    for packed in (True, False):
+        write_idx(tmp_path, pixels, labels, packed=packed)
+    assert len(read_images(tmp_path).labels) == 6
+    for file in tmp_path.iterdir():
+        file.rename(file.with_name(file.name.replace("-idx", ".idx")))
+    np.testing.assert_array_equal(read_images(tmp_path).pixels[:, 0], pixels)
+
+
 def test_idx_that_lies_about_its_length(tmp_path):
     pixels = np.zeros((4, 3, 3), np.uint8)
     path = write_idx(tmp_path, pixels, np.arange(4), packed=False)
@@ -177,6 +188,18 @@ def test_images_of_different_sizes_come_out_in_one(tmp_path):
     assert read_images(tmp_path, channels=1, size=(8, 8)).pixels.shape == (7, 1, 8, 8)
 
 
+@pytest.mark.parametrize("size", [(30, 90), (90, 30)])
+def test_the_middle_of_an_image_is_what_is_kept(size):
+    """Scaled until it covers the size, and cut on both sides."""
+    thirds = np.repeat(np.array([0, 120, 250], np.uint8), 30)
+    wide = np.tile(thirds, (30, 1))
+    found = decode(encoded(wide if size[1] > size[0] else wide.T), (10, 10), 1)
+    # neighbours reach into the border, as bicubic scaling has it
+    assert np.abs(found.astype(int) - 120).max() < 15
+    both = decode(encoded(wide), (10, 30), 1)
+    assert both[0, 0, [0, 15, 29]].tolist() == [0, 120, 250]
+
+
 def test_one_image_in_colour_makes_all_of_them_so(tmp_path):
     """Wherever it stands among the files."""
     for number in range(3):
@@ -267,6 +290,10 @@ def test_orientation():
     data = encoded(pixels, "PNG", exif=exif)
     turned = np.rot90(pixels, -1)
     np.testing.assert_array_equal(decode(data, (8, 4), 3), turned.transpose(2, 0, 1))
+    np.testing.assert_array_equal(from_image(Image.open(io.BytesIO(data)), (8, 4), 3), turned.transpose(2, 0, 1))
+    # what is opened is not decoded yet
+    with pytest.raises(BadImage, match=r"a\.png: cannot be decoded"):
+        from_image(Image.open(io.BytesIO(data[:-40])), (8, 4), 3, "a.png")
 
 
 def test_palettes_transparency_and_depth():
