@@ -139,6 +139,11 @@ def test_rollout_and_distances(engine, subjects, monkeypatch):
     far = engine.answer("distances", VIT).meta
     expected = torch.stack([attention_distance(layer, (4, 4)) for layer in layers])
     torch.testing.assert_close(torch.tensor(far["distances"]), expected)
+    # patches that are higher than wide
+    tall = shown("tall", ["softmax"], [Grid(3, 8)])
+    [weights] = maps_of({"tall": tall}, "tall")
+    [found] = images.distances(tall.see(tall.sample(0))).meta["distances"]
+    torch.testing.assert_close(torch.tensor(found), attention_distance(of_map(weights, Grid(3, 8)), (8, 4)))
     # local attention in a row of a line looks less far than attention to all
     assert max(far["distances"][1]) < min(far["distances"][0])
     assert far["diagonal"] == 40

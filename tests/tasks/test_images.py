@@ -400,6 +400,12 @@ def test_the_bundled_classifier(tmp_path, capsys):
     answer = json.loads(printed(capsys, "classify", str(file), "--json"))
     assert len(answer["probabilities"]) == 10
     assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+    # one image of the class of each place: the first five places are among the first five answers
+    places = sorted(answer["probabilities"], key=answer["probabilities"].get, reverse=True)
+    np.savez(tmp_path / "sky.npz", images=np.stack([np.asarray(Image.open(file))] * 10), labels=np.array(places))
+    assert "accuracy = 10.00 %, top-5 accuracy = 50.00 %" in printed(
+        capsys, "evaluate", str(folder), "--data", str(tmp_path / "sky.npz")
+    )
 
 
 def test_a_run_begins_with_the_bundled_classifier(trained, tmp_path):
@@ -433,6 +439,7 @@ def test_evaluate(trained, tmp_path, capsys):
     said = printed(capsys, "evaluate", out)
     assert said.startswith(f"3 images: the validation images of {out}\naccuracy = 100.00 %, loss = ")
     assert "truth \\ answer" in said
+    assert "top-5" not in said, "of three classes all are among the first five"
     other = tmp_path / "other.npz"
     images = np.stack([painted(colour, 7) for colour in ("red", "green", "red")])
     np.savez(other, images=images, labels=np.array(["red", "green", "blue"]))
