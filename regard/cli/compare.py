@@ -158,10 +158,14 @@ def compare(arguments: argparse.Namespace) -> int:
     costs, quality, table = _plans(arguments, folder)
     for plan in (*quality, *([] if costs is None else [costs])):
         pick_device(plan.device)  # raises where there is no such device here
+    command = shlex.join(["regard", *sys.argv[1:]])
     # held, lest a second process changes what the first one reports
     with folder.writing("regard compare"):
-        write_plans(folder, costs, quality, table)
-    environment = Environment(force=arguments.force, command=shlex.join(["regard", *sys.argv[1:]]))
+        replaced = write_plans(folder, costs, quality, table, command)
+    if replaced is not None:
+        again = f": {replaced}" if replaced else ""
+        notice(f"{folder.path} held another comparison: its results stay, and the same call shows them again{again}")
+    environment = Environment(force=arguments.force, command=command)
     code = 0
     results = Results(costs, folder, quality, None if table is None else build(*table))
     try:
@@ -258,13 +262,17 @@ def _changed(plan: Any, values: dict[str, Any]) -> Any:
 
 
 def _cost_plan(arguments: argparse.Namespace, given: dict[str, Any]) -> Any:
-    from regard.compare.plan import CostPlan, whole_numbers
+    from regard.compare.plan import BASELINE, CostPlan, whole_numbers
     from regard.compare.run import with_threads
 
     asked = {name: given[name] for name in ASKED if name in given}
     if "length" in asked:
         asked["lengths"] = whole_numbers("--length", asked.pop("length"))
-    return with_threads(CostPlan(specs=tuple(arguments.specs), **asked))
+    plan = with_threads(CostPlan(specs=tuple(arguments.specs), **asked))
+    refused = [row for row in plan.rows() if row.refusal]
+    if refused and len(refused) == sum(row.spec != BASELINE for row in plan.rows()):
+        raise ValueError(f"nothing to compare with {BASELINE}: {refused[0].spec}: {refused[0].refusal}")
+    return plan
 
 
 def _quality_plan(arguments: argparse.Namespace, given: dict[str, Any], rest: list[str]) -> Any:

@@ -50,7 +50,16 @@ def _recommend_by_costs(results: Results) -> list[str]:
         prefix = f"At {length:,} tokens: " if len(results.plan.lengths) > 1 else ""
         first, *others = _recommend_at_length(rows, length) or [""]
         sentences += [prefix + first, *others] if first else []
-    return [*sentences, *_crossovers(results)]
+    return [*sentences, *_crossovers(results), *_left_out(results)]
+
+
+def _left_out(results: Results) -> list[str]:
+    """What was not measured because of an estimate."""
+    rows = [row for row in results.rows if row["status"] == "slow"]
+    names = list(dict.fromkeys(row["spec"] for row in rows))
+    return (
+        [f"Not measured, as estimates call them slower: {_join_names(names)}."] if names and results.asks_costs else []
+    )
 
 
 def _crossovers(results: Results) -> list[str]:

@@ -33,6 +33,7 @@ from regard.layers.attention.base import Attention
 WARM_UP_LENGTH = 64  # tokens of the steps that start threads and libraries
 WARM_UP_CALLS, WARM_UP_SECONDS = 3, 0.5  # before the first turn: both, unless calls are long
 LONG_CALL = 1.0  # seconds: one call of this length is warm-up enough
+TRIED_CALLS, TRIED_SECONDS = 10, 0.3  # training steps of a shorter length, of which the fastest counts: at most both
 DECODING_STEPS = 5  # decoding steps of a turn, of which the median counts; one where a step is long
 LENGTH_DIVISORS = (32, 8, 4)  # parts of the length that are tried first
 ESTIMATE_MARGIN = 4  # margin of an estimate from a very short length
@@ -205,6 +206,7 @@ class MeasuredLayer:
         """Seconds that a training step would take at least, going by the shorter ones of the shorter lengths; and the
         longest of these. What is hopeless is tried at the shortest alone."""
         setting, facts = self.setting, self.layer.facts
+        self._check_input()
         self.layer.train()
         self.seconds_of(self._training(min(WARM_UP_LENGTH, setting.length)))
         found = {"seconds": 0.0, "length": 0.0}
@@ -220,9 +222,19 @@ class MeasuredLayer:
                 break
         return found
 
+    def _check_input(self) -> None:
+        """Refuses a length whose tokens alone take more memory than there is."""
+        setting = self.setting
+        needed = setting.batch * setting.length * setting.width * self.dtype.itemsize
+        if needed > setting.room:
+            raise CannotMeasure(
+                "memory", f"needs about {_bytes(needed)} for its tokens alone, {_bytes(setting.room)} here"
+            )
+
     def _check_limits(self) -> None:
         """Refuses a length that would take too long or too much memory, going by shorter ones."""
         setting, facts = self.setting, self.layer.facts
+        self._check_input()
         for tried in self._shorter_lengths(LENGTH_DIVISORS):
             lengths, times = [each.length for each in tried], [each.seconds for each in tried]
             seconds = extrapolate(times, lengths, setting.length, facts.time.exponent)
@@ -242,8 +254,9 @@ class MeasuredLayer:
         for length in (setting.length // part for part in parts if setting.length // part >= WARM_UP_LENGTH):
             step = self._training(length)
             first, rise = self.cost_of(step)
-            # the first call of a length may compile its kernels, which takes seconds once
-            seconds = min(first, *(self.seconds_of(step) for _ in range(1 if first > LONG_CALL else 2)))
+            # the first call may compile its kernels, which takes seconds once, and short ones are often disturbed
+            more = 1 if first > LONG_CALL else max(2, min(TRIED_CALLS, int(TRIED_SECONDS / max(first, 1e-9))))
+            seconds = min(first, *(self.seconds_of(step) for _ in range(more)))
             tried.append(Tried(length, seconds, rise))
             yield tried
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -70,6 +71,7 @@ SHORT = {
     "synthesizer": ("synthesizer(kinds=('dense', 'random'), longest={longest})",),
     "xl": ("xl(segment=32, memory=64)",),
 }
+MAX_THREADS = 1024
 USUAL = ("linear", "local", "longformer", "performer", "sparse", "xl")  # what people ask for first
 SHORTER_THAN = 512  # tokens, for tasks of fewer of which the options of SHORT are taken
 
@@ -98,10 +100,10 @@ class CostPlan:
                     raise ValueError(f"{name} must be at least 1, got {value}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide it")
-        if self.threads < 0:
-            raise ValueError(f"threads must be at least 1, or 0 to let PyTorch choose, got {self.threads}")
-        if self.minutes <= 0:
-            raise ValueError(f"minutes must be above 0, got {self.minutes:g}")
+        if not 0 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be 1 to {MAX_THREADS:,}, or 0 to let PyTorch choose, got {self.threads}")
+        if not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes must be above 0 and finite, such as 10, got {self.minutes:g}")
         if not hasattr(torch, self.dtype) or not isinstance(getattr(torch, self.dtype), torch.dtype):
             raise ValueError(f"dtype must be float32, bfloat16 or float16, got {self.dtype!r}")
         for spec in self.specs:

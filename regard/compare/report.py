@@ -43,13 +43,13 @@ def _ratio(metric: str) -> Callable[[dict[str, Any]], str]:
 # title, unit, the field that a row needs for it, how it is shown
 COLUMNS: list[tuple[str, str, str, Callable[[dict[str, Any]], str]]] = [
     ("train", f"x {BASELINE} [95 %]", "train_ratio", _ratio("train")),
+    ("sees", "tokens", "sees", lambda row: f"{row['sees']:,}"),
     ("train", "ms", "train_ms", lambda row: number(row["train_ms"])),
     ("forward", "ms", "forward_ms", lambda row: number(row["forward_ms"])),
     ("step", "ms", "step_ms", lambda row: number(row["step_ms"])),
     ("state", "", "state_bytes", lambda row: _size(row["state_bytes"])),
     ("peak", "MiB", "peak_mib", lambda row: number(row["peak_mib"])),
     ("counted", "GFLOP", "flops", lambda row: number(row["flops"] / 1e9)),
-    ("sees", "tokens", "sees", lambda row: f"{row['sees']:,}"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -212,20 +213,36 @@ def _described(plan: dict[str, Any], folder: Folder) -> dict[str, Any] | None:
     return found
 
 
+HOW = ("minutes", "jobs", "exclusive")  # settings that change no question
+
+
 def write_plans(
     folder: Folder,
     costs: CostPlan | None,
     quality: Sequence[QualityPlan],
     table: tuple[str, ...] | None = None,
-) -> None:
+    command: str = "",
+) -> str | None:
     """Keeps the plans in the folder; `table` is the name and the size of a table that has a name, and the flags of its
-    data. Other tables that were filled in the folder are kept beside it."""
+    data. Other tables that were filled in the folder are kept beside it. Returns the command of the comparison whose
+    place this one takes, if there was another."""
     kept = {"cost": None if costs is None else costs.to_json(), "quality": [plan.to_json() for plan in quality]}
     before = folder.read_plan() or {}
     others = [one for one in (*before.get("others", ()), before) if one.get("table")]
     others = [one for one in others if table is None or one["table"][0] != table[0]]
     rest = [{name: part for name, part in one.items() if name != "others"} for one in others]
-    folder.write_plan({"schema": SCHEMA, **kept, "table": table, "others": rest})
+    is_same = _asked({**kept, "table": table}) == _asked(before)
+    # going on does not change what was asked for
+    command = before.get("command", command) if is_same else command
+    folder.write_plan({"schema": SCHEMA, **kept, "table": table, "others": rest, "command": command})
+    return None if is_same or not before or before.get("table") else before.get("command", "")
+
+
+def _asked(plan: dict[str, Any]) -> str:
+    """What a plan asks for, without how long that may take."""
+    parts = [plan.get("cost"), *plan.get("quality", ())]
+    asked = [{name: part for name, part in one.items() if name not in HOW} for one in parts if one]
+    return json.dumps([asked, plan.get("table")])
 
 
 def _metric(name: str, answer: dict[str, Any]) -> dict[str, Any]:

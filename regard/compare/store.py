@@ -143,6 +143,8 @@ class Folder:
             return None
         plan = parse_json(read_bytes(path), path)
         if not isinstance(plan, dict) or plan.get("schema") != SCHEMA or not isinstance(plan.get("quality"), list):
+            if isinstance(plan, dict) and "schema" not in plan:
+                raise ValueError(f"{path} was not written by 'regard compare': give the folder of a comparison")
             raise ValueError(
                 f"{path} is no plan of schema {SCHEMA}: remove it, and ask again with the flags of the comparison"
             )

@@ -78,6 +78,9 @@ def test_limits():
     with pytest.raises(CannotMeasure, match="needs about") as refused:
         MeasuredLayer(Setting("softmax", "causal", 4096, room=1.0, **SIZES)).prepare()
     assert refused.value.status == "memory"
+    # not by trying, which takes a while
+    with pytest.raises(CannotMeasure, match="for its tokens alone"):
+        MeasuredLayer(Setting("softmax", "causal", 10**14, room=1e9, **SIZES)).estimate()
     assert extrapolate([1.0], [10], 40, 2) == 16
     # growth as measured where it is steeper than declared, but not without end
     assert extrapolate([1.0, 4.0], [10, 20], 40, 1) == 16

@@ -195,7 +195,10 @@ def test_mistakes(tmp_path, capsys):
         (["--report", str(tmp_path), "--length", "8"], "takes no --length"),
         (["--report", str(tmp_path), "--data.text", "x"], "takes no --data.text"),
         (["--report", str(tmp_path), "--against", str(tmp_path / "no")], "has no plan.json"),
-        (["--length", "8", "--threads", "-1"], "threads must be at least 1"),
+        (["--length", "8", "--threads", "-1"], "threads must be 1 to 1,024"),
+        (["--length", "8", "--threads", "1000000"], "threads must be 1 to 1,024"),
+        (["--length", "8", "--minutes", "nan"], "minutes must be above 0 and finite"),
+        (["bigbird", "--length", "64", "--out", str(tmp_path / "new")], "nothing to compare with softmax: bigbird"),
         (["--length", "8", "--device", "tpu", "--out", str(tmp_path / "new")], "no device is called 'tpu'"),
         (["--length", ""], "--length takes whole numbers such as 1024,8192, got ''"),
         (["--length", "8k"], "--length takes whole numbers such as 1024,8192, got '8k'"),
@@ -227,6 +230,31 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "plan.json").write_text("[]")
     with pytest.raises(ValueError, match="is no plan of schema 1: remove it, and ask again"):
         Results.load(tmp_path)
+    # the plan of a training run is another file, which nobody should remove
+    (tmp_path / "plan.json").write_text('{"steps": 126}')
+    with pytest.raises(ValueError, match="was not written by 'regard compare': give the folder of a comparison"):
+        Results.load(tmp_path)
+
+
+def test_a_comparison_that_takes_the_place_of_another_says_so(tmp_path):
+    folder, plan = Folder(tmp_path), CostPlan(specs=("linear",), lengths=(64,))
+    assert write_plans(folder, plan, (), command="regard compare linear --length 64") is None
+    # the same with more time, or with nothing said, goes on
+    assert write_plans(folder, replace(plan, minutes=1.0), (), command="regard compare") is None
+    other = replace(plan, lengths=(128,))
+    assert write_plans(folder, other, (), command="regard compare linear --length 128") == (
+        "regard compare linear --length 64"
+    )
+    assert write_plans(folder, plan, ()) == "regard compare linear --length 128"
+
+
+def test_what_an_estimate_left_out_is_named(tmp_path):
+    """The sentences are about rows that were measured: whoever reads them alone is told of the others."""
+    results = filled(tmp_path, {"linear": 0.5, "dot": 1.0}, specs=("linear", "dot"))
+    assert "estimates" not in " ".join(advise(results))
+    row = next(row for row in results.rows if row["spec"] == "dot")
+    row |= {"status": "slow", "note": "about 2 times the time of softmax"}
+    assert "Not measured, as estimates call them slower: dot." in advise(results)
 
 
 def test_a_second_process_leaves_the_plan_of_the_first(tmp_path, capsys):

@@ -27,6 +27,7 @@ class World:
         self.estimated: list[str] = []
         self.kill_after: int | None = None  # turns
         self.broken: set[str] = set()  # specs whose third turn fails
+        self.disturbed: set[str] = set()  # specs whose first estimate is five times too slow
         self.settings: list[Setting] = []
         self.most_alive = self.alive = 0
         self.said: list[str] = []
@@ -60,7 +61,9 @@ class Planted:
     def estimate(self) -> dict[str, float]:
         self.world.estimated.append(self.setting.spec)
         self.world.now += 0.2 * self.seconds
-        return {"seconds": self.seconds, "length": self.setting.length / 8}
+        first = self.world.estimated.count(self.setting.spec) == 1
+        seconds = 5 * self.seconds if first and self.setting.spec in self.world.disturbed else self.seconds
+        return {"seconds": seconds, "length": self.setting.length / 8}
 
     def prepare(self) -> dict[str, Any]:
         if self.seconds > self.setting.seconds:
