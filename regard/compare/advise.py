@@ -141,7 +141,7 @@ def _recommend_at_length(rows: list[dict[str, Any]], length: int) -> list[str]:
     return [
         _fastest(rivals, "train", "to train"),
         *_fastest_that_see_all(rivals, length),
-        *_decoding(rows),
+        *_decoding(rows, length),
         *_memory(rows),
     ]
 
@@ -197,19 +197,43 @@ def _fastest_that_see_all(rivals: list[dict[str, Any]], length: int) -> list[str
     return sentences
 
 
-def _decoding(rows: list[dict[str, Any]]) -> list[str]:
-    """The fastest decoding step and the smallest state, where the role decodes."""
+def _decoding(rows: list[dict[str, Any]], length: int) -> list[str]:
+    """The fastest decoding step and the smallest state, where the role decodes; both also of the rows whose last token
+    sees the whole text, if it is not one of these."""
     base = next((row for row in rows if row["spec"] == BASELINE and "step_ratio" in row), None)
     rivals = [row for row in rows if row["spec"] != BASELINE and "step_ratio" in row]
     if base is None or not rivals:
         return []
     sentences = [_fastest(rivals, "step", "to decode")]
-    known = sorted((row for row in rivals if row.get("state_bytes")), key=lambda row: row["state_bytes"])
-    if known and known[0]["state_bytes"] * CLEAR_FACTOR < base["state_bytes"]:
-        smallest = [row for row in known if row["state_bytes"] <= CLEAR_FACTOR * known[0]["state_bytes"]]
-        factor = _figure(base["state_bytes"] / known[0]["state_bytes"])
-        sentences.append(f"Smallest state: {_listed(smallest)}, {factor} times smaller than that of {BASELINE}.")
+    seeing = [row for row in rivals if row.get("sees") == length]
+    best = leaders(seeing, "step")
+    if best and _are_blind(leaders(rivals, "step"), length):
+        sentences.append(f"Of those in which a token sees all {length:,}: {_describe_leaders(best, 'step')}.")
+    smallest = _smallest_states(rivals, base)
+    if smallest:
+        sentences.append(f"Smallest state: {_describe_states(smallest, base)}.")
+    of_seeing = _smallest_states(seeing, base)
+    if of_seeing and _are_blind(smallest, length):
+        sentences.append(f"Of those in which a token sees all {length:,}: {_describe_states(of_seeing, base)}.")
     return sentences
+
+
+def _are_blind(rows: Sequence[dict[str, Any]], length: int) -> bool:
+    """Whether the last token sees the whole text in none of the rows."""
+    return all(row.get("sees", length) < length for row in rows)
+
+
+def _smallest_states(rows: list[dict[str, Any]], base: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows with about the smallest state, if it is clearly smaller than that of the baseline."""
+    known = sorted((row for row in rows if row.get("state_bytes")), key=lambda row: row["state_bytes"])
+    if not known or known[0]["state_bytes"] * CLEAR_FACTOR >= base["state_bytes"]:
+        return []
+    return [row for row in known if row["state_bytes"] <= CLEAR_FACTOR * known[0]["state_bytes"]]
+
+
+def _describe_states(smallest: list[dict[str, Any]], base: dict[str, Any]) -> str:
+    factor = _figure(base["state_bytes"] / smallest[0]["state_bytes"])
+    return f"{_listed(smallest)}, {factor} times smaller than that of {BASELINE}"
 
 
 def _memory(rows: list[dict[str, Any]]) -> list[str]:
@@ -219,7 +243,8 @@ def _memory(rows: list[dict[str, Any]]) -> list[str]:
     if len(known) < 2 or known[0]["peak_mib"] < 1:
         return []
     least = [row for row in known if row["peak_mib"] <= CLEAR_FACTOR * known[0]["peak_mib"]]
-    return [f"Least memory to train: {_listed(least)}, about {known[0]['peak_mib']:,.0f} MiB."]
+    low, high = (f"{row['peak_mib']:,.0f}" for row in (least[0], least[-1]))
+    return [f"Least memory to train: {_listed(least)}, {low if low == high else f'{low} to {high}'} MiB."]
 
 
 def _speed_up(ratio: Interval) -> str:

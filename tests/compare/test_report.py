@@ -97,8 +97,22 @@ def test_memory_and_states_are_ranked_where_the_gap_is_clear(tmp_path):
     for row in results.rows:
         row["peak_mib"], row["state_bytes"] = sizes[row["spec"]]
     said = " ".join(advise(results))
-    assert "Least memory to train: linear and dot, about 10 MiB." in said
+    assert "Least memory to train: linear and dot, 10 to 12 MiB." in said
     assert "Smallest state: linear and rfa, 10.0 times smaller than that of softmax." in said
+    assert "sees all" not in said
+    # who sees little is not the only answer
+    for row in results.rows:
+        row["sees"] = 64 if row["spec"] in ("softmax", "rfa") else 3
+        if row["spec"] in ("linear", "rfa"):
+            row["step_ratio"] = {"linear": 0.1, "rfa": 0.5}[row["spec"]]
+            row["step_ratio_low"] = row["step_ratio_high"] = row["step_ratio"]
+    said = " ".join(advise(results))
+    assert "Of those in which a token sees all 64: rfa, 2.0 times as fast as softmax (2.0 to 2.0)." in said
+    assert "Smallest state: linear and rfa, 10.0 times" in said
+    next(row for row in results.rows if row["spec"] == "rfa")["state_bytes"] = 200
+    assert "Of those in which a token sees all 64: rfa, 5.0 times smaller than that of softmax." in " ".join(
+        advise(results)
+    )
     for row in results.rows:
         row["peak_mib"] = 0.3
     assert "Least memory" not in " ".join(advise(results))
