@@ -126,6 +126,21 @@ def test_changed_images_are_refused(tmp_path, capsys):
     assert "have changed since the run began" in refused(capsys, "evaluate", settings.out)
 
 
+def test_changed_labels_are_other_data(tmp_path):
+    write_folders(tmp_path / "colours", 10)
+    files = [f"colours/{colour}/{number:03}.png" for colour in ("red", "blue") for number in range(10)]
+
+    def digest(labels):
+        (tmp_path / "table.csv").write_text(
+            "path,label\n" + "".join(f"{f},{n}\n" for f, n in zip(files, labels, strict=True))
+        )
+        return Task.read_data(config(tmp_path, data={"images": str(tmp_path / "table.csv")})).facts["sha256"]
+
+    labels = ["warm", "cold"] * 10
+    assert digest(labels) == digest(labels) != digest(["cold", "warm", *labels[2:]])
+    assert digest(labels) != digest([{"warm": "hot"}.get(label, label) for label in labels])
+
+
 def printed(capsys, *words):
     """What a verb that ends well prints."""
     assert cli.main(list(words)) == 0

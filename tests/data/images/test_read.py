@@ -8,6 +8,8 @@ import pytest
 from painted import bomb, encoded, painted, write_cifar, write_folders, write_idx
 from PIL import Image
 
+from regard.data.images import decode as decoding
+from regard.data.images import formats
 from regard.data.images.decode import FORMATS, BadImage, decode, decode_file, from_image
 from regard.data.images.read import hold_out_images, read_images
 
@@ -227,14 +229,30 @@ def test_broken_files_are_refused_or_skipped(tmp_path):
     (tmp_path / "red" / "cut.png").write_bytes(encoded(painted("red", 1))[:-40])
     (tmp_path / "red" / "notes.txt").write_text("no image")
     (tmp_path / "blue" / "empty.jpg").write_bytes(b"")
+    (tmp_path / "red" / "void.png").write_bytes(b"")
     (tmp_path / "blue" / "huge.png").write_bytes(bomb(60000, 60000))
     with pytest.raises(BadImage, match=r"blue/empty\.jpg: the file is empty"):
         read_images(tmp_path)
     found = read_images(tmp_path, skip_bad=True)
     assert len(found.labels) == 6
-    assert sum(part.count for part in found.skipped.values()) == 4
+    assert sum(part.count for part in found.skipped.values()) == 5
+    assert found.skipped["the file is empty"] == (2, str(tmp_path / "blue" / "empty.jpg"))
     assert found.skipped["has too many pixels"].first.endswith("huge.png")
     assert read_images(tmp_path, skip_bad=True, size=(12, 12)).skipped == found.skipped
+
+
+def test_what_is_larger_than_the_memory_is_refused(tmp_path, monkeypatch):
+    write_folders(tmp_path, 2)
+    monkeypatch.setattr(formats, "physical_memory", lambda: 2 * 6 * 3 * 12 * 12)
+    assert read_images(tmp_path).pixels.nbytes == 6 * 3 * 12 * 12
+    with pytest.raises(BadImage, match=r"too large for the memory: 2,646 bytes .* choose a smaller data\.size"):
+        read_images(tmp_path, size=(7, 21))
+    file = tmp_path / "red" / "000.png"
+    monkeypatch.setattr(decoding, "MOST_BYTES", file.stat().st_size)
+    assert decode_file(file, (8, 8), 3).shape == (3, 8, 8)
+    monkeypatch.setattr(decoding, "MOST_BYTES", file.stat().st_size - 1)
+    with pytest.raises(BadImage, match=r"000\.png: has more than \d+ bytes: scale it down first"):
+        decode_file(file, (8, 8), 3)
 
 
 @pytest.mark.parametrize("size", [(60000, 60000), (9000, 9000), (2**31 - 1, 2**31 - 1)])

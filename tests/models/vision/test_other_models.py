@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from regard.core.rows import Memory, Rows
@@ -159,6 +160,28 @@ def test_learned_tokens_are_sums_of_patches(version):
     for block in model.blocks:
         y = block(y, Rows.full(y)).y
     assert_close(model.encode(pictures()).x, model.norm(y))
+
+
+def test_a_convnet_is_its_formula():
+    model, images = convnet(), pictures()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.add_(0.1 * torch.rand_like(tensor))
+
+    def convolve(x, layer, norm, stride=1):
+        x = F.conv2d(x, layer.weight, stride=stride, padding=layer.weight.shape[2] // 2)
+        mean, variance, weight, bias = (
+            part.view(-1, 1, 1) for part in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        )
+        return (x - mean) / (variance + 1e-5).sqrt() * weight + bias
+
+    x = convolve(images, model.stem, model.stem_norm).clamp(min=0)
+    for block, stride in zip(model.blocks, (1, 2, 1), strict=True):
+        y = convolve(x, block.first, block.first_norm, stride).clamp(min=0)
+        short = x if stride == 1 else convolve(x, *block.shortcut, stride)
+        x = (short + convolve(y, block.second, block.second_norm)).clamp(min=0)
+    assert_close(model.eval()(images).logits, F.linear(x.mean((2, 3)), model.output.weight, model.output.bias))
 
 
 def test_a_convnet_halves_the_map_of_every_stage_but_the_first():
