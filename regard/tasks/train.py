@@ -39,12 +39,13 @@ def train(task: type[Task], config: Any, display: Display, turn: AbstractContext
     """`regard train`: a new run. Nothing is written before data, tokenizers and model are known to fit. Started again
     after one of its processes died, it continues. `turn` is entered when all is ready, for the steps."""
     with joined(config.training) as world:
-        if world.restarts and Run(config.out).exists():
+        if not world.is_main:
+            world.barrier()
+            return _follow(config.out, world)
+        # torchrun also starts processes again that refused a folder because it holds another run
+        if world.has_begun_run() and Run(config.out).exists():
             return _continue(Run.open(config.out), display, world, {}, turn)
-        if world.is_main:
-            return _begin(task, config, display, world, turn)
-        world.barrier()
-        return _follow(config.out, world)
+        return _begin(task, config, display, world, turn)
 
 
 def resume(
@@ -87,6 +88,7 @@ def _begin(
     model_config = task.model_config(config, tokenizers, data)
     ready = _ready(task, config, data, tokenizers, partial(task.build_model, config, model_config), world)
     with Run.create(config.out, f"regard train {task.name}") as run:
+        world.mark_run_begun()
         for name, tokenizer in tokenizers.items():
             tokenizer.save(run.folder / name)
         run.record(*tokenizers)

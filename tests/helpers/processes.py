@@ -10,18 +10,22 @@ from unittest import mock
 from torch.distributed import TCPStore
 from training_runs import begin_child, exit_status
 
+from regard.training.distributed.world import BEGUN
 
-def in_processes(size: int, work: Callable[[int], None], attempt: int = 0, kills: bool = True) -> list[int]:
+
+def in_processes(size: int, work: Callable[[int], None], again: bool = False, kills: bool = True) -> list[int]:
     """Calls work(rank) in as many processes of one group: their exit statuses, or minus the signals that ended them. If
-    one fails, the others are killed, unless they have to notice it by themselves. `attempt`: how often they have been
-    started before."""
+    one fails, the others are killed, unless they have to notice it by themselves. `again`: they were started before
+    and began the run."""
     # what DistributedDataParallel and FSDP2 import, which takes seconds, is imported once and not in each process
     import torch._dynamo  # noqa: F401
 
     import regard.training.distributed.sharding  # noqa: F401
 
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), multi_tenant=True)
-    store.add("regard/starts", attempt)
+    if again:
+        store.add("regard/starts", 1)
+        store.set(BEGUN, "")
     shared = {
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",

@@ -38,6 +38,7 @@ from training_runs import assert_same, dying, in_child, write_pairs
 from regard import tasks
 from regard.config import parse
 from regard.layers.attention.cached import Cached
+from regard.spec import ATTENTION, FEEDFORWARD
 from regard.tasks.language.config import LanguageConfig
 from regard.tasks.text import LanguageData
 from regard.tasks.train import resume, train
@@ -221,7 +222,7 @@ def test_two_processes_with_shards_train_as_one(folder, case):
     assert in_processes(2, begin_here) == [0, 0]
     assert_like(folder / f"{case}-one", folder / f"{case}-sharded")
     one, sharded = (Run.open(folder / f"{case}-{name}") for name in ("one", "sharded"))
-    assert not checkpoint.is_sharded(sharded.checkpoints / "step-00000004")
+    assert not any(checkpoint.is_sharded(sharded.checkpoints / name) for name in checkpoint.names(sharded.checkpoints))
     tensors = [checkpoint.read(run.checkpoints / "step-00000004").tensors for run in (one, sharded)]
     assert [named.keys() for named in tensors[0].values()] == [named.keys() for named in tensors[1].values()]
     assert checkpoint.find_ties(tensors[0]["model"]) == checkpoint.find_ties(tensors[1]["model"])
@@ -338,7 +339,7 @@ class TestFaults:
         last = folder / f"killed-{victim}" / "checkpoints" / "step-00000002"
         assert checkpoint.names(last.parent)[-1] == last.name
         assert checkpoint.is_sharded(last) == bool(flags)
-        assert in_processes(2, partial(begin_again, out=f"killed-{victim}"), attempt=1) == [0, 0]
+        assert in_processes(2, partial(begin_again, out=f"killed-{victim}"), again=True) == [0, 0]
         assert_same(folder / f"undisturbed-{victim}", folder / f"killed-{victim}")
 
     @pytest.mark.parametrize(("victim", "barrier"), [(0, 1), (1, 3)])
@@ -377,6 +378,22 @@ class TestFaults:
             with pytest.raises(LostProcess, match=r"did not answer for 2 seconds \(training.timeout\)"):
                 begin(folder, "language", f"stuck-{shares}", f"{flags} --training.timeout 2 ")
             done.touch()
+
+        assert in_processes(2, begin_here) == [0, 0]
+
+    def test_processes_wait_as_long_as_the_main_process_prepares(self, folder, monkeypatch):
+        """Longer than training.timeout, and no longer if it fails."""
+
+        def fail_slowly(*_: Any) -> None:
+            time.sleep(2)
+            raise ValueError("no such file")
+
+        def begin_here(rank: int) -> None:
+            if rank == 0:
+                monkeypatch.setattr(tasks.find("classify"), "read_data", fail_slowly)
+            be_patient_at_first(monkeypatch)
+            with pytest.raises(EndedElsewhere if rank else ValueError):
+                begin(folder, "classify", "prepared", "--training.timeout 1 ")
 
         assert in_processes(2, begin_here) == [0, 0]
 
@@ -425,21 +442,24 @@ class TestFaults:
         monkeypatch.setattr(os, "getppid", lambda: world.parent + 1)
         assert Processes.first_signal(world, None) == signal.SIGTERM
 
-    def test_a_signal_to_one_process_saves_and_stops_all_of_them(self, folder):
+    @pytest.mark.parametrize("signalled", [(1,), (0, 1)])
+    def test_a_signal_to_one_process_or_all_saves_and_stops_all_of_them(self, folder, signalled):
+        out = f"stopped-{len(signalled)}"
+
         def begin_here(rank: int) -> None:
             update, calls = loop.Loop._update, itertools.count(1)
 
-            def signalled(self):
+            def update_and_signal(self):
                 update(self)
-                if rank == 1 and next(calls) == 3:
+                if rank in signalled and next(calls) == 3:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-            loop.Loop._update = signalled
+            loop.Loop._update = update_and_signal
             with pytest.raises(loop.Stopped, match="SIGTERM after step 3; saved"):
-                begin(folder, "classify", "stopped", steps=20)
+                begin(folder, "classify", out, steps=20)
 
         assert in_processes(2, begin_here) == [0, 0]
-        assert checkpoint.names(folder / "stopped" / "checkpoints")[-1] == "step-00000003"
+        assert checkpoint.names(folder / out / "checkpoints")[-1] == "step-00000003"
 
 
 class TestLauncher:
@@ -502,14 +522,35 @@ def test_starts_are_counted_whatever_earlier_ones_left_in_the_store():
 
 def test_each_start_has_a_store_of_its_own(monkeypatch):
     """Otherwise processes find the addresses of those that are gone."""
-    kept = HashStore()
+    kept, ends = HashStore(), mock.Mock(side_effect=RuntimeError("the test ends here"))
     monkeypatch.setattr(join, "is_launched", lambda: True)
     monkeypatch.setattr(join, "rendezvous", lambda *_, **options: iter([(kept, 0, 1)]))
-    for start in range(3):
-        store, rank, size, restarts = join._find_others(timedelta(seconds=1))
-        assert (rank, size, restarts) == (0, 1, start)
-        assert not store.check(["address"])
-        store.set("address", "here")
+    monkeypatch.setattr(dist, "init_process_group", ends)
+    for _ in range(3):
+        with pytest.raises(LostProcess, match="the test ends here"), join.joined(TrainingConfig(device="cpu")):
+            pass
+        given = ends.call_args.kwargs
+        assert (given["rank"], given["world_size"]) == (0, 1)
+        assert not given["store"].check(["address"])
+        given["store"].set("address", "here")
+
+
+def test_processes_that_are_started_again_continue_only_what_they_began(folder):
+    """torchrun starts them again after any error: they would train the run that they refused to replace."""
+
+    def begin_and_continue(_: int) -> None:
+        lost = mock.Mock(side_effect=LostProcess("another one"))
+        with mock.patch.object(loop.Loop, "_update", lost), pytest.raises(LostProcess):
+            begin(folder, "classify", "begun")
+        begin(folder, "classify", "begun")
+
+    def refuse_twice(_: int) -> None:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="holds a run already"):
+                begin(folder, "classify", "begun")
+
+    assert in_processes(1, begin_and_continue) == [0]
+    assert in_processes(1, refuse_twice) == [0]
 
 
 @pytest.mark.parametrize(("code", "told"), [(0, "0"), (2, "2"), (143, "143"), (LOST, None), ("words", None)])
@@ -557,6 +598,68 @@ def test_fifty_updates_agree(folder, case):
         theirs = losses(folder / f"{case}-50-{name}")
         print(f"{case}, {name}: largest relative difference {((ours - theirs) / ours).abs().max():.1e}")
         assert_close(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+WAYS = {
+    "rows": "",
+    "sharded": "--training.sharded true ",
+    "tokens": "--training.shares tokens ",
+}
+
+
+@pytest.fixture
+def exactly(monkeypatch):
+    """In float64, in which rounding is no excuse, and without noise, which each process draws for its own rows."""
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda x, *_: x.fill_(1))
+    monkeypatch.setattr(torch, "randn_like", lambda x, **_: torch.zeros_like(x))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def compare_exactly(folder: Path, name: str, case: str, flags: str) -> None:
+    """In each way of sharing work that does not refuse it in words."""
+    begin(folder, case, f"{name}-one", flags)
+    ours = losses(folder / f"{name}-one")
+    for way, more in WAYS.items():
+        out = f"{name}-{way}"
+
+        def begin_here(rank: int, out: str = out, more: str = more) -> None:
+            try:
+                begin(folder, case, out, flags + more)
+            except EndedElsewhere:
+                pass
+            except ValueError as error:
+                if not re.search(
+                    "cannot read rows whose tokens|whose tokens compete|models of kind 'decoder'", str(error)
+                ):
+                    raise
+
+        assert in_processes(2, begin_here) == [0, 0]
+        if way == "tokens" and not (folder / out).exists():
+            print(f"{name}: refused")
+            continue
+        theirs = losses(folder / out)
+        print(f"{out}: largest relative difference {((ours - theirs) / ours).abs().max():.1e}")
+        assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ATTENTION.names())
+def test_every_mechanism_trains_as_in_one_process(folder, exactly, name):
+    mechanism = ATTENTION.find(name)
+    flags = f"--model.layers 2 --model.heads 4 --model.feedforward dense --model.attention {mechanism.examples[0]} "
+    for role, case in (("causal", "language"), ("self", "masked")):
+        if role in mechanism.facts.roles:
+            compare_exactly(folder, f"{name}-{role}", case, flags.replace(", ", ","))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FEEDFORWARD.names())
+def test_every_feedforward_layer_trains_as_in_one_process(folder, exactly, name):
+    flags = f"--model.layers 2 --model.attention softmax --model.feedforward {FEEDFORWARD.find(name).examples[0]} "
+    compare_exactly(folder, f"feedforward-{name}", "masked", flags.replace(", ", ","))
 
 
 KILLS = 20

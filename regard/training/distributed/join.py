@@ -27,15 +27,16 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
     uses_gpu = config.device != "cpu" and torch.cuda.is_available()
     timeout = timedelta(seconds=config.timeout)
     with connecting(config.timeout):
-        store, rank, size, restarts = _find_others(timeout)
+        kept, start, rank, size = _find_others(timeout)
+        store = PrefixStore(f"regard/start/{start}", kept)
         backend = "cpu:gloo,cuda:nccl" if uses_gpu else "gloo"
         dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
         if config.sharded:
             from regard.training.distributed.sharding import Sharded
 
-            world = Sharded(config, restarts)
+            world = Sharded(config, kept)
         else:
-            world = Processes(config, restarts)
+            world = Processes(config, kept)
     try:
         with world.in_words():
             yield world
@@ -60,13 +61,13 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 def _find_others(timeout: timedelta) -> tuple[Store, int, int, int]:
-    """A store for this start alone, the rank of this process, their number, and how often they were started before."""
+    """A store that may be kept from start to start, the number of this start, the rank of this process, and how many
+    processes there are."""
     if not is_launched():
         # a process alone may shard, too: then it needs no other to meet
-        return dist.HashStore(), 0, 1, 0  # pyright: ignore[reportPrivateImportUsage] # documented there
+        return dist.HashStore(), 1, 0, 1  # pyright: ignore[reportPrivateImportUsage] # documented there
     store, rank, size = next(rendezvous("env://", timeout=timeout))
-    start = count_starts(store, rank, size, timeout)
-    return PrefixStore(f"regard/start/{start}", store), rank, size, start - 1
+    return store, count_starts(store, rank, size, timeout), rank, size
 
 
 def count_starts(store: Store, rank: int, size: int, timeout: timedelta) -> int:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from regard.training import checkpoint
@@ -33,8 +34,8 @@ from regard.training.task import TrainingTask
 class Sharded(Processes):
     """Processes that each keep a shard of everything that is trained."""
 
-    def __init__(self, config: TrainingConfig, restarts: int):
-        super().__init__(config, restarts)
+    def __init__(self, config: TrainingConfig, kept: Store):
+        super().__init__(config, kept)
         self.precision, self.spreads_experts = config.precision, config.spread_experts
         self.experts: list[Any] = []
         self.root: FSDPModule | None = None

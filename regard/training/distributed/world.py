@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import Store
 
 from regard.core.parallel import Spread, spread_batch
 from regard.core.sequence import Split, split_rows
@@ -39,6 +40,7 @@ LOST = re.compile(
     re.IGNORECASE,
 )
 ENDED = "regard/ended"  # in the store: the process that ended with an error
+BEGUN = "regard/begun"  # in the store of all starts: that one of them began the run
 
 
 class LostProcess(RuntimeError):
@@ -65,6 +67,14 @@ class World(Protocol):
     @property
     def is_main(self) -> bool:
         """Whether this is the process that writes and logs."""
+        ...
+
+    def has_begun_run(self) -> bool:
+        """Whether the processes began the run before one of them died and they were started again."""
+        ...
+
+    def mark_run_begun(self) -> None:
+        """Called by the main process before it writes a new run."""
         ...
 
     def device(self, device: torch.device) -> torch.device:
@@ -123,7 +133,13 @@ class World(Protocol):
 class Alone:
     """One process."""
 
-    rank, size, is_main, restarts = 0, 1, True, 0
+    rank, size, is_main = 0, 1, True
+
+    def has_begun_run(self) -> bool:
+        return False
+
+    def mark_run_begun(self) -> None:
+        pass
 
     def device(self, device: torch.device) -> torch.device:
         return device
@@ -168,9 +184,9 @@ class Alone:
 class Processes:
     """The processes of torch.distributed, of which this is one."""
 
-    def __init__(self, config: TrainingConfig, restarts: int):
-        """`restarts`: how often they were started before."""
-        self.rank, self.size, self.restarts = dist.get_rank(), dist.get_world_size(), restarts
+    def __init__(self, config: TrainingConfig, kept: Store):
+        """`kept`: the store that all starts of these processes have in common."""
+        self.rank, self.size, self.kept = dist.get_rank(), dist.get_world_size(), kept
         self.timeout = config.timeout
         # a group of its own: layers that wait for each other must not wait behind the gradients of other layers
         split = dist.new_group(timeout=timedelta(seconds=config.timeout)) if config.shares == "tokens" else None
@@ -183,6 +199,12 @@ class Processes:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def has_begun_run(self) -> bool:
+        return self.kept.check([BEGUN])
+
+    def mark_run_begun(self) -> None:
+        self.kept.set(BEGUN, "")
 
     def device(self, device: torch.device) -> torch.device:
         if device.type != "cuda" or device.index is not None:
