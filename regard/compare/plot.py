@@ -113,11 +113,15 @@ def _state_panels(results: Results) -> list[Panel]:
 def _draw_state(axes: Any, results: Results, scores: Scores) -> None:
     """The score by the bytes that decoding keeps in one layer."""
     sizes = {row["spec"]: row["state_bytes"] for row in results.rows if row.get("state_bytes")}
-    for row in scores.measured:
-        if row["spec"] in sizes:
-            ends = [[row["score"] - row["score_min"]], [row["score_max"] - row["score"]]]
-            axes.errorbar(sizes[row["spec"]], row["score"], yerr=ends, marker="o", capsize=2, color=STRONG)
-            axes.annotate(row["spec"], (sizes[row["spec"]], row["score"]), fontsize=7, xytext=(5, 4), textcoords=POINTS)
+    rows = sorted((row for row in scores.measured if row["spec"] in sizes), key=lambda row: sizes[row["spec"]])
+    for number, row in enumerate(rows):
+        ends = [[row["score"] - row["score_min"]], [row["score_max"] - row["score"]]]
+        axes.errorbar(sizes[row["spec"]], row["score"], yerr=ends, marker="o", capsize=2, color=STRONG)
+        # towards the middle, and above and below in turn: names do not leave the picture or meet their neighbours
+        aside = {"xytext": (5, 4), "ha": "left"} if 2 * number < len(rows) else {"xytext": (-5, 4), "ha": "right"}
+        aside |= {"xytext": (aside["xytext"][0], -10)} if number % 2 else {}
+        place = (sizes[row["spec"]], row["score"])
+        axes.annotate(row["spec"], place, fontsize=7, textcoords=POINTS, **aside)
     axes.set_xscale("log")
     axes.set_xlabel(f"bytes that decoding keeps after {results.plan.lengths[0]} tokens, one layer")
     axes.set_ylabel(scores.metric)
