@@ -1,10 +1,11 @@
-"""Our attention kernels on a GPU and public ones, in one run: milliseconds forward / forward + backward, bf16.
+"""Our attention kernels on a GPU and public ones, in one run: milliseconds forward / forward + backward.
 
     python bench/attention_gpu.py                      # patterns, scans and layers
     python bench/attention_gpu.py patterns --lengths 65536
     python bench/attention_gpu.py layers --only performer efficient --seconds 60 --json layers.json
     python bench/attention_gpu.py layers --workers 12 --lengths 1024 2048 4096 8192 16384 65536 --json layers.json
     python bench/attention_gpu.py patterns scans --graphs       # replays of CUDA graphs: without the time of the host
+    python bench/attention_gpu.py scans --dtype float32         # cuDNN and flash have no float32, and are omitted
     python bench/attention_gpu.py launches --lengths 16384      # other tiles, warps, stages and registers
     python bench/attention_gpu.py profile --lengths 65536       # microseconds of each kernel, by PyTorch's profiler
     ncu --profile-from-start off --clock-control none --section SpeedOfLight --section Occupancy --section \\
@@ -40,6 +41,7 @@ from regard.kernels.runs import Bound, Far, Pass, Where
 TOKENS, HEADS, WIDTH = 65536, 16, 64
 SMALL = 512  # tokens of --small
 GRAPHS = False  # --graphs
+DTYPE = torch.bfloat16  # --dtype
 SLOW = 1000.0  # milliseconds: a layer that takes longer is not measured at greater lengths
 Times = tuple[float, float]  # forward, forward + backward
 RESULTS: dict[str, Times | None] = {}  # all that was timed, by section, row, length and column
@@ -73,7 +75,7 @@ def milliseconds(function: Callable[[], object], repeats: int = 10, warmup: int 
 def heads(length: int, width: int = WIDTH) -> list[Tensor]:
     """q, k, v and the gradient of the output, [B, H, N, D], in the memory layout of projections split into heads."""
     size = (TOKENS // length, length, HEADS * WIDTH // width, width)
-    return [torch.randn(size, device=device(), dtype=torch.bfloat16).transpose(1, 2) for _ in range(4)]
+    return [torch.randn(size, device=device(), dtype=DTYPE).transpose(1, 2) for _ in range(4)]
 
 
 def timed(attend: Callable[[Tensor, Tensor, Tensor], Tensor], length: int, width: int = WIDTH) -> Times | None:
@@ -142,7 +144,7 @@ def with_far_keys(length: int) -> dict[str, Callable[[Tensor, Tensor, Tensor], T
 def patterns(lengths: list[int], asked: "Asked") -> None:
     """Windows, global tokens and the patterns of the Sparse Transformer, compared with FlexAttention."""
     rate = bandwidth()
-    floor = 4 * TOKENS * HEADS * WIDTH * 2 / rate
+    floor = 4 * TOKENS * HEADS * WIDTH * DTYPE.itemsize / rate
     print(f"\npatterns: copy {rate / 1e9:.2f} TB/s, floor {floor:.3f} / {3 * floor:.3f} ms\n")
     print(f"{'pattern':28}{'N':>7}  {'ours':>15}  {'flex':>15}  {'cuDNN, all':>15}  {'flash, all':>15}  {'ratio':>11}")
 
@@ -354,7 +356,7 @@ def measured(
                 layer = None
                 spec = row.pattern.format(length=N)
                 layer = regard.attention(spec, width=HEADS * WIDTH, heads=HEADS, role=row.role)
-                layer.to(device(), torch.bfloat16)
+                layer.to(device(), DTYPE)
             times = layer_times(layer, N, once)
         except Exception as error:  # a layer that fails, whatever at, leaves the others their time
             print(f"  ({row.role} {row.pattern} at {N} omitted: {str(error)[:100]!r})", flush=True)
@@ -366,7 +368,7 @@ def measured(
 
 def layer_times(layer: torch.nn.Module, length: int, once: bool) -> Times:
     size = (TOKENS // length, length, HEADS * WIDTH)
-    x, memory = (torch.randn(size, device=device(), dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    x, memory = (torch.randn(size, device=device(), dtype=DTYPE, requires_grad=True) for _ in range(2))
     given = {"memory": memory} if layer.shape.role == "cross" else {}
     grad, leaves = torch.randn_like(x), [x, *given.values(), *layer.parameters()]
     many = {"repeats": 1, "warmup": 0} if once else {"repeats": 5, "warmup": 2}
@@ -425,7 +427,7 @@ def fla(name: str, *, whole: bool, own: bool = False) -> Callable[[Tensor, Tenso
 def scans(lengths: list[int], asked: "Asked") -> None:
     """Linear attention with elu + 1 and denominators, compared with fla with and without them, and cuDNN's softmax."""
     rate = bandwidth()
-    floor = 4 * TOKENS * HEADS * WIDTH * 2 / rate
+    floor = 4 * TOKENS * HEADS * WIDTH * DTYPE.itemsize / rate
     print(f"\nscans: copy {rate / 1e9:.2f} TB/s, floor {floor:.3f} / {3 * floor:.3f} ms\n")
     names = "".join(f"{name:>17}" for name in ("ours", "best rival", "fla bare", "softmax"))
     print(f"{'linear attention':22}{'N':>7}{names}{'ratio':>13}{'floors':>8}")
@@ -620,13 +622,20 @@ def main() -> None:
     parser.add_argument("--json", help="file to write all times to")
     parser.add_argument("--graphs", action="store_true", help="time replays of CUDA graphs")
     parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="dtype (default: bfloat16, as in --workers)",
+    )
+    parser.add_argument(
         "--small", action="store_true", help="few tokens and heads, to try layers and launches, on a CPU too"
     )
     given = parser.parse_args()
     unknown = [name for name in given.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"unknown section {unknown[0]!r}: choose from {', '.join(SECTIONS)}")
-    global GRAPHS
+    global GRAPHS, DTYPE
+    DTYPE = getattr(torch, given.dtype)
     GRAPHS = given.graphs and torch.cuda.is_available()
     if given.small:
         shrink()

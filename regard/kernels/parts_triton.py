@@ -93,28 +93,28 @@ def forward(
     inner = empty_like_heads(q, v.shape[3], torch.float32) if len(passes) > 1 else None
     for n, part in enumerate(passes):
         out = o if inner is None or n == len(passes) - 1 else inner
-        _outputs(part, inputs, out, lse, inner if n else None, len(passes) == 1)
+        _compute_outputs(part, inputs, out, lse, inner if n else None, len(passes) == 1)
     if head is not None:
         o[:, :, : head.shape[2]] = head
     if common.unbounded:
         few = common.skip
-        _outputs(Pass(), _unbounded(inputs), o[:, :, :few], lse[:, :, :few], None, True)
+        _compute_outputs(Pass(), _unbounded_inputs(inputs), o[:, :, :few], lse[:, :, :few], None, True)
     return o, lse
 
 
-def _unbounded(inputs: Inputs) -> Inputs:
+def _unbounded_inputs(inputs: Inputs) -> Inputs:
     """Those of the first queries, which see all keys."""
     q0, k0, _, count, origin, *_ = inputs.common
     common = Common(q0, k0, origin=origin)
     return inputs._replace(q=inputs.q[:, :, :count], far_k=None, far_v=None, common=common)
 
 
-def _outputs(part: Pass, inputs: Inputs, o: Tensor, lse: Tensor, before: Tensor | None, alone: bool) -> None:
+def _compute_outputs(part: Pass, inputs: Inputs, o: Tensor, lse: Tensor, before: Tensor | None, alone: bool) -> None:
     """o and lse of a pass, which joins what passes before it left; `alone`: it is the only one."""
     q, k, v, far_k, _, related, scale, common, _ = inputs
     (B, H, T, _), E, sizes = q.shape, v.shape[3], _tile_of("forward", q, v, part, related)
     programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
-    splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
+    splits = _count_splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
     out, out_lse = o, lse
     grid, flat = _grid(programs // (B * H * part.fold), H * part.fold, B, splits)
     if splits > 1:
@@ -122,7 +122,7 @@ def _outputs(part: Pass, inputs: Inputs, o: Tensor, lse: Tensor, before: Tensor 
         out_lse = lse.new_empty(splits, B, H, T)
     with torch.cuda.device_of(q):
         forward_kernel[grid](
-            *_arguments(inputs, part),
+            *_shared_arguments(inputs, part),
             out,
             out_lse,
             before,
@@ -136,7 +136,7 @@ def _outputs(part: Pass, inputs: Inputs, o: Tensor, lse: Tensor, before: Tensor 
             **_launch(sizes),
         )
     if splits > 1:
-        _merge(out, out_lse, o, lse)
+        _merge_splits(out, out_lse, o, lse)
 
 
 def backward(
@@ -165,19 +165,19 @@ def backward(
     for n, part in enumerate(passes):
         outs = grads if wide is None or n == len(passes) - 1 else wide
         before = (None, None, None) if wide is None or n == 0 else wide
-        _of_queries(part, inputs, grad, o, lse, delta, outs[0], before[0], n == 0, of_related)
+        _compute_query_gradients(part, inputs, grad, o, lse, delta, outs[0], before[0], n == 0, of_related)
         with_unbounded = bool(common.unbounded) and n == len(passes) - 1
         if with_unbounded:
             few_grad, few_o, few_lse, few_delta, few_out = (
                 x[:, :, : common.skip] for x in (grad, o, lse, delta, outs[0])
             )
-            few = _unbounded(inputs)
-            _of_queries(Pass(), few, few_grad, few_o, few_lse, few_delta, few_out, None, True, of_related)
-        sums = _of_far(part, inputs, grad, lse, delta)
-        sums_here = None if far_k is not None else sums
-        _of_keys(part, inputs, grad, lse, delta, outs[1:], before[1:], sums_here, with_unbounded)
-        if far_k is not None and sums is not None:
-            far_grads = (sums[0].to(k.dtype), sums[1].to(k.dtype))
+            few = _unbounded_inputs(inputs)
+            _compute_query_gradients(Pass(), few, few_grad, few_o, few_lse, few_delta, few_out, None, True, of_related)
+        far_sums = _compute_far_gradients(part, inputs, grad, lse, delta)
+        if far_k is not None and far_sums is not None:
+            far_grads, far_sums = (far_sums[0].to(k.dtype), far_sums[1].to(k.dtype)), None
+        # far keys without tensors of their own are keys of the row
+        _compute_key_gradients(part, inputs, grad, lse, delta, outs[1:], before[1:], far_sums, with_unbounded)
     return *grads, *far_grads, of_related
 
 
@@ -188,7 +188,7 @@ def _empty_gradients(
     return of_q, of_k, of_v
 
 
-def _of_queries(
+def _compute_query_gradients(
     part: Pass,
     inputs: Inputs,
     grad: Tensor,
@@ -205,7 +205,7 @@ def _of_queries(
     (B, H, T, D), sizes = q.shape, _tile_of("queries", q, v, part, related)
     programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
     alone = before is None and gq.dtype == q.dtype
-    splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
+    splits = _count_splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
     out = gq
     grid, flat = _grid(programs // (B * H * part.fold), H * part.fold, B, splits)
     if splits > 1:
@@ -215,7 +215,7 @@ def _of_queries(
         out_related = related.new_empty(splits, *related.shape, dtype=torch.float32)
     with torch.cuda.device_of(q):
         queries_kernel[grid](
-            *_arguments(inputs, part),
+            *_shared_arguments(inputs, part),
             o,
             grad,
             lse,
@@ -242,7 +242,9 @@ def _of_queries(
             of_related.copy_(out_related.sum(0))
 
 
-def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor] | None:
+def _compute_far_gradients(
+    part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor
+) -> tuple[Tensor, Tensor] | None:
     """dk and dv of the far keys, float32 [B, G, F, D or E]."""
     if part.far is None:
         return None
@@ -257,7 +259,7 @@ def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor
     sums = [q.new_empty(splits, B, G, count, x.shape[3], dtype=torch.float32) for x in (q, v)]
     with torch.cuda.device_of(q):
         keys_kernel[(programs, splits)](
-            *_arguments(inputs, part),
+            *_shared_arguments(inputs, part),
             grad,
             lse,
             delta,
@@ -276,7 +278,7 @@ def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor
             **_constants(q, k, v, far_k, part, sizes, common),
             FLAT=True,
             SPLITS=splits,
-            EIGHTS=_in_eights(q, part, common),
+            EIGHTS=_has_rows_in_eights(q, part, common),
             OF_FAR=True,
             UNBOUNDED=False,
             **_launch(sizes),
@@ -285,7 +287,7 @@ def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor
     return of_k, of_v
 
 
-def _of_keys(
+def _compute_key_gradients(
     part: Pass,
     inputs: Inputs,
     grad: Tensor,
@@ -303,7 +305,7 @@ def _of_keys(
     grid, flat = _grid(triton.cdiv(triton.cdiv(S, part.fold), sizes.keys), G * part.fold, B)
     with torch.cuda.device_of(q):
         keys_kernel[grid](
-            *_arguments(inputs, part),
+            *_shared_arguments(inputs, part),
             grad,
             lse,
             delta,
@@ -320,14 +322,14 @@ def _of_keys(
             **_constants(q, k, v, far_k, part, sizes, common),
             FLAT=flat,
             SPLITS=1,
-            EIGHTS=_in_eights(q, part, common),
+            EIGHTS=_has_rows_in_eights(q, part, common),
             OF_FAR=False,
             UNBOUNDED=unbounded,
             **_launch(sizes),
         )
 
 
-def _merge(out: Tensor, out_lse: Tensor, o: Tensor, lse: Tensor) -> None:
+def _merge_splits(out: Tensor, out_lse: Tensor, o: Tensor, lse: Tensor) -> None:
     """Partial results [splits, ...] into o and lse."""
     (splits, B, H, T), E = out_lse.shape, o.shape[3]
     with torch.cuda.device_of(o):
@@ -339,7 +341,7 @@ def _merge(out: Tensor, out_lse: Tensor, o: Tensor, lse: Tensor) -> None:
         )
 
 
-def _splits(programs: int, part: Pass, blocks: int) -> int:
+def _count_splits(programs: int, part: Pass, blocks: int) -> int:
     """Into how many shares the keys are cut, where all queries see all and the grid would be small."""
     if part.low.times or part.high.times or part.fold > 1 or part.far is not None:
         return 1
@@ -365,7 +367,7 @@ def _grid(tiles: int, heads: int, batch: int, splits: int = 1) -> tuple[tuple[in
     return (tiles, heads, batch), False
 
 
-def _in_eights(q: Tensor, part: Pass, common: Common) -> bool:
+def _has_rows_in_eights(q: Tensor, part: Pass, common: Common) -> bool:
     """Whether a kernel of keys may begin at multiples of eight queries, so that their lse are loaded two at a time."""
     return part.fold == 1 and q.shape[2] % 8 == 0 and common.skip % 8 == 0
 
@@ -375,7 +377,7 @@ def _launch(sizes: Tile) -> dict[str, int]:
     return options if sizes.registers is None else options | {"maxnreg": sizes.registers}
 
 
-def _arguments(inputs: Inputs, part: Pass) -> tuple[Tensor | int | None, ...]:
+def _shared_arguments(inputs: Inputs, part: Pass) -> tuple[Tensor | int | None, ...]:
     """What all kernels take first: inputs, strides, sizes and places; of far keys those of the near, where there are
     no others."""
     q, k, v, far_k, far_v, related, _, common, tensors = inputs

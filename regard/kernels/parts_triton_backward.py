@@ -9,29 +9,38 @@ The tuples that functions take are those of parts_triton_tiles.py, and in the ke
     tile      the keys and values of a program, the positions of the keys, and that of the first one
     sums      dk and dv of the tile so far
     rows      of all queries: the pair of q and do, lse, deltas, where a head begins in those two, t0, q0, queries and
-              skip of `places`, bias, see, whose
+              skip of `places`, added, see, whose
     see       the bounds of queries, the first near key and the end, since and until, and where a batch row begins there
     whose     batch row, head, T, and slab and columns of a table of distances
-    KIND      RELATIONS, FAR_APART, OF_FAR, HOLE, UNBOUNDED, EIGHTS
     far       sums that keys have had as far keys, where theirs stand there, which keys are far, whether any can be
 """
 
 # Triton's compiler reads these bodies, in which types are not those of Python.
-# pyright: reportAssignmentType=false, reportOperatorIssue=false
+# pyright: reportAssignmentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
+from typing import Any, NamedTuple
 
 import triton.language as tl
 
 from regard.kernels.jit_triton import jit
 from regard.kernels.parts_triton_tiles import (
     CHANGING,
+    Added,
+    Bounds,
+    FarKeys,
+    Pair,
+    Relations,
+    Rounding,
+    Size,
+    Walk,
     between,
     beyond,
     blocks,
-    bound,
     distance_rows,
     distance_tile,
     far_end,
     far_shift,
+    high_bound,
     load_at,
     load_distances,
     load_far_pair,
@@ -39,6 +48,7 @@ from regard.kernels.parts_triton_tiles import (
     load_relations,
     load_rows,
     logits_of,
+    low_bound,
     of_relations,
     over_keys,
     own_split,
@@ -47,6 +57,17 @@ from regard.kernels.parts_triton_tiles import (
     scale_left,
     share,
 )
+
+
+class Kind(NamedTuple):
+    """What the kernel of keys is compiled for, beside sizes."""
+
+    relations: Any  # of a table, as a power of two
+    far_apart: Any
+    of_far: Any  # the keys are far ones
+    hole: Any
+    unbounded: Any  # queries that others skip see all
+    eights: Any  # all begins at multiples of eight queries
 
 
 @jit(do_not_specialize=CHANGING)
@@ -83,30 +104,31 @@ def queries_kernel(
     grad = load_rows(grad_o + b * g_b + h * g_h + at0 * g_t, g_t * FOLD, inside, ROWS, E, BLOCK_E, True)
     rows_at = (b * H + h) * lines + t
     top = tl.load(lse + rows_at, mask=inside, other=float("inf"))
-    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and q0_at is None and k0_at is None)
+    BY_ROW: tl.constexpr = q0_at is not None or k0_at is not None
+    HOW: tl.constexpr = Relations(DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and not BY_ROW)
     relations = 0
     if DISTANCE > 0:
         relations = load_relations(related, rows_at, inside, RELATIONS, DISTANCE, False)
     if DISTANCE < 0:
-        relations = distance_rows(t, b, h, q0, T, slab, columns, HOW[4])
+        relations = distance_rows(t, b, h, q0, T, slab, columns, HOW.aligned)
     if FIRST:
         seen = load_rows(o + b * o_b + h * o_h + at0 * o_t, o_t * FOLD, inside, ROWS, E, BLOCK_E, True)
         delta = tl.sum(seen.to(tl.float32) * grad.to(tl.float32), 1)
         tl.store(deltas + rows_at, delta, mask=inside)
     else:
         delta = tl.load(deltas + rows_at, mask=inside, other=0.0)
-    bias = (h, scale, slopes, table, origin, gaps, related)
-    rows = (i, query, grad, top, delta, (inside, relations), bias, out_related)
+    added = Added(h, scale, slopes, table, origin, gaps, related)
+    rows = (i, query, grad, top, delta, (inside, relations), added, out_related)
     carry = (tl.zeros([ROWS, BLOCK_D], tl.float32), tl.zeros([ROWS, RELATIONS], tl.float32))
     carry = over_keys(
         *(carry, rows, (b, h, H, T, S, row0, ends, s0, k0, first, end)),
-        *(i, b * T + t, inside, (since, until, low_add, low_plus, high_add, high_plus)),
+        *(i, b * T + t, inside, since, until, Bounds(low_add, low_plus, high_add, high_plus)),
         *((k, k_b, k_h, k_t), (v, v_b, v_h, v_t), (far_k, fk_b, fk_h, fk_t), (far_v, fv_b, fv_h, fv_t)),
         *((far_count, far_stride, far_add, far_plus, stride_at, end_at), lists, HOW),
-        *((KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), (FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
-        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART),),
-        *((LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),),
-        *((HOLE, MASKED, SPLITS, BLOCK, LISTED, True), RATIO, _descend),
+        *(Size(KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), Size(FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
+        FarKeys(FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART),
+        Rounding(LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),
+        *(Walk(HOLE, MASKED, SPLITS, BLOCK, LISTED, True), RATIO, _descend),
     )
     acc, acc_r = carry
 
@@ -131,42 +153,42 @@ def _descend(
 ):  # fmt: skip
     """What a tile of keys gives to dq, and to relations."""
     acc, acc_r = carry
-    i, query, grad, top, delta, row, bias, out_related = rows
+    i, query, grad, top, delta, row, added, out_related = rows
     if SHIFTED:
         i -= shift
-    logits = logits_of(query, key, i[:, None], j[None, :], row, bias, HOW, FAR, 1)
-    if HOW[0] < 0:
-        logits += load_distances(bias[6], row, at, shift, HOW, KEYS, SHIFTED, MASKED)
-    weights = tl.exp2(logits * scale_left(bias) - top[:, None])
+    logits = logits_of(query, key, i[:, None], j[None, :], row, added, HOW, FAR, 1)
+    if HOW.distance < 0:
+        logits += load_distances(added.related, row, at, shift, HOW, KEYS, SHIFTED, MASKED)
+    weights = tl.exp2(logits * scale_left(added) - top[:, None])
     if MASKED:
         weights = tl.where(visible, weights, 0.0)
     slope = weights * (tl.dot(grad, tl.trans(value), input_precision="ieee") - delta[:, None])
     acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
-    if HOW[0] < 0:
+    if HOW.distance < 0:
         to, _ = distance_tile(row, at, shift, HOW, KEYS, SHIFTED)
         if MASKED:
             # beside those that a query sees stand entries of its far keys
             tl.store(out_related + to, slope.to(out_related.dtype.element_ty), mask=row[0][:, None] & visible)
         else:
             tl.store(out_related + to, slope.to(out_related.dtype.element_ty), mask=row[0][:, None])
-    if HOW[0] > 0:
-        acc_r = of_relations(acc_r, slope, i, at, HOW[0], HOW[1], HOW[2], FAR, HOW[3], KEYS)
+    if HOW.distance > 0:
+        acc_r = of_relations(acc_r, slope, i, at, HOW.distance, HOW.globals, HOW.segment, FAR, HOW.of_globals, KEYS)
     return acc, acc_r
 
 
 @jit
 def _of_lists(
-    sums, tile, rows, lists_at, HOW, ROW_SIZE, EVERY, KIND, BLOCK: tl.constexpr, LISTED: tl.constexpr
+    sums, tile, rows, lists_at, HOW, SIZE, EVERY, KIND, BLOCK: tl.constexpr, LISTED: tl.constexpr
 ):  # fmt: skip
     """The queries of blocks that list the block of these keys."""
     list_starts, list_rows, one, size, slot0 = lists_at
-    ROWS: tl.constexpr = ROW_SIZE[0]
+    TILES: tl.constexpr = BLOCK // SIZE.rows  # of a block
     start_at = list_starts + one * (size + 1) + slot0 // BLOCK
     start, last = tl.load(start_at).to(tl.int32), tl.load(start_at + 1).to(tl.int32)
-    for n in range((last - start) * (BLOCK // ROWS)):
-        block = tl.load(list_rows + one * size * LISTED + start + n // (BLOCK // ROWS)).to(tl.int32)
-        row0 = block * BLOCK + n % (BLOCK // ROWS) * ROWS
-        sums = _of_rows(sums, tile, rows, row0, False, HOW, ROW_SIZE, EVERY, KIND, True, False)
+    for n in range((last - start) * TILES):
+        block = tl.load(list_rows + one * size * LISTED + start + n // TILES).to(tl.int32)
+        row0 = block * BLOCK + n % TILES * SIZE.rows
+        sums = _of_rows(sums, tile, rows, row0, False, HOW, SIZE, EVERY, KIND, True, False)
     return sums
 
 
@@ -200,21 +222,21 @@ def keys_kernel(
     if stride_at is not None:
         far_stride = tl.load(stride_at + b).to(tl.int32)
     slot = slot0 + tl.arange(0, KEYS)
-    SIZE: tl.constexpr = (KEYS, D, BLOCK_D, E, BLOCK_E, FOLD)
+    SIZE: tl.constexpr = Size(KEYS, D, BLOCK_D, E, BLOCK_E, FOLD)
     if OF_FAR:
         s0, slots, k0, first = slot0 * 0, far_count, slot0 * 0, slot0 * 0
         far_count = far_end(b, far_count, end_at, S, FAR_START, FAR_INNER, far_stride, FAR_CLIP)
         end = far_count
-        bounds = (far_add, far_plus - FAR_SPAN if FAR_SPAN > 0 else -(1 << 30), far_add, far_plus)
-        EVERY: tl.constexpr = (FAR_EVERY, FAR_TIMES if FAR_SPAN > 0 else 0, FAR_EVERY, FAR_TIMES)
+        bounds = Bounds(far_add, far_plus - FAR_SPAN if FAR_SPAN > 0 else -(1 << 30), far_add, far_plus)
+        EVERY: tl.constexpr = Rounding(FAR_EVERY, FAR_TIMES if FAR_SPAN > 0 else 0, FAR_EVERY, FAR_TIMES)
         least = first
-        pair = (far_k + b * fk_b + g * fk_h, fk_t, far_v + b * fv_b + g * fv_h, fv_t)
+        pair = Pair(far_k + b * fk_b + g * fk_h, fk_t, far_v + b * fv_b + g * fv_h, fv_t)
         key, value = load_far_pair(pair, slot, far_count, far_stride, SIZE, FAR_START, FAR_INNER)
     else:
         least = first
-        bounds = (low_add, low_plus, high_add, high_plus)
-        EVERY: tl.constexpr = (LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES)
-        pair = (k + b * k_b + g * k_h + s0 * k_t, k_t, v + b * v_b + g * v_h + s0 * v_t, v_t)
+        bounds = Bounds(low_add, low_plus, high_add, high_plus)
+        EVERY: tl.constexpr = Rounding(LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES)
+        pair = Pair(k + b * k_b + g * k_h + s0 * k_t, k_t, v + b * v_b + g * v_h + s0 * v_t, v_t)
         if UNBOUNDED:
             least = tl.maximum(k0, 0)
         key, value = load_pair(pair, slot0, (slot + k0 >= least) & (slot + k0 < end), SIZE, True)
@@ -231,17 +253,18 @@ def keys_kernel(
         last_whole = tl.where(slot0 + k0 < first, first_whole, last_whole)
     tile = (key, value, j, slot0 + k0)
     sums = (tl.zeros([KEYS, BLOCK_D], tl.float32), tl.zeros([KEYS, BLOCK_E], tl.float32))
-    KIND: tl.constexpr = (RELATIONS, FAR_APART, OF_FAR, HOLE, UNBOUNDED, EIGHTS)
-    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and q0_at is None and k0_at is None)
-    ROW_SIZE: tl.constexpr = (ROWS, D, BLOCK_D, E, BLOCK_E, FOLD)
+    KIND: tl.constexpr = Kind(RELATIONS, FAR_APART, OF_FAR, HOLE, UNBOUNDED, EIGHTS)
+    BY_ROW: tl.constexpr = q0_at is not None or k0_at is not None
+    HOW: tl.constexpr = Relations(DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and not BY_ROW)
+    ROW_SIZE: tl.constexpr = Size(ROWS, D, BLOCK_D, E, BLOCK_E, FOLD)
     see = (bounds, first, end, since, until, b * T)
     for member in range(RATIO):
         h = g * RATIO + member
-        pair = (q + b * q_b + h * q_h + t0 * q_t, q_t, grad_o + b * g_b + h * g_h + t0 * g_t, g_t)
-        bias = (h, scale, slopes, table, origin, gaps, related)
+        pair = Pair(q + b * q_b + h * q_h + t0 * q_t, q_t, grad_o + b * g_b + h * g_h + t0 * g_t, g_t)
+        added = Added(h, scale, slopes, table, origin, gaps, related)
         # the compiler sees that it is a multiple of eight
         rows_at = (b * H + h) * (T // 8 * 8 if EIGHTS else T)
-        rows = (pair, lse, deltas, rows_at, t0, q0, queries, skip, bias, see, (b, h, T, slab, columns))
+        rows = (pair, lse, deltas, rows_at, t0, q0, queries, skip, added, see, (b, h, T, slab, columns))
         for step in range(leading + count - (last_whole - first_whole)):
             n = step - leading
             row0 = begin + tl.where(n < first_whole, n, n + last_whole - first_whole) * ROWS
@@ -277,11 +300,10 @@ def _rows_seeing(
 ):  # fmt: skip
     """The rows of queries that see one of the keys j_low ... j_high: the first, how many tiles they are, and from which
     to which tile they see all of these keys."""
-    low_add, low_plus, high_add, high_plus = bounds
-    begin = beyond(j_low, high_add, high_plus, EVERY[2], EVERY[3])
-    whole_begin = beyond(j_high - 1, high_add, high_plus, EVERY[2], EVERY[3])
-    stop = beyond(j_high - 1, low_add, low_plus, EVERY[0], EVERY[1])
-    whole_stop = beyond(j_low, low_add, low_plus, EVERY[0], EVERY[1])
+    begin = beyond(j_low, bounds.high_add, bounds.high_plus, EVERY.high_every, EVERY.high_times)
+    whole_begin = beyond(j_high - 1, bounds.high_add, bounds.high_plus, EVERY.high_every, EVERY.high_times)
+    stop = beyond(j_high - 1, bounds.low_add, bounds.low_plus, EVERY.low_every, EVERY.low_times)
+    whole_stop = beyond(j_low, bounds.low_add, bounds.low_plus, EVERY.low_every, EVERY.low_times)
     # the skipped rows and those of other documents do not count as seeing a tile whole
     begin = tl.maximum(begin - q0, skip // FOLD)
     if EIGHTS:
@@ -301,19 +323,17 @@ def _of_rows(
 ):  # fmt: skip
     """What a tile of queries from row0 on adds to the sums, dk and dv of a tile of keys. Logits are [KEYS, ROWS].
     `leads`: of the queries that others skip, which see all."""
-    FAR: tl.constexpr = KIND[2]
     acc_k, acc_v = sums
     key, value, j, at = tile
-    pair, lse, deltas, rows_at, t0, q0, queries, skip, bias, see, whose = rows
-    ROWS: tl.constexpr = SIZE[0]
-    FOLD: tl.constexpr = SIZE[5]
-    if KIND[5]:
+    pair, lse, deltas, rows_at, t0, q0, queries, skip, added, see, whose = rows
+    bounds, first, end, since, until, row_of = see
+    if KIND.eights:
         # all three are multiples of eight, and now the compiler knows
         row0, queries, skip = tl.multiple_of(row0, 8), queries // 8 * 8, skip // 8 * 8
-    r = row0 + tl.arange(0, ROWS)
-    t, i = t0 + r * FOLD, r + q0
+    r = row0 + tl.arange(0, SIZE.rows)
+    t, i = t0 + r * SIZE.fold, r + q0
     inside = (r < queries) & (t >= skip)
-    if KIND[4] and MASKED:
+    if KIND.unbounded and MASKED:
         inside = (r < queries) & ((t < skip) == leads)
     query, grad = load_pair(pair, row0, inside, SIZE, CHECKED)
     if CHECKED:
@@ -322,31 +342,29 @@ def _of_rows(
     else:
         top, delta = tl.load(lse + rows_at + t), tl.load(deltas + rows_at + t)
     relations = 0
-    if HOW[0] > 0:
-        relations = load_relations(bias[6], rows_at + t, inside, KIND[0], HOW[0], True)
-    SHIFTED: tl.constexpr = FAR and KIND[1] > 0
+    if HOW.distance > 0:
+        relations = load_relations(added.related, rows_at + t, inside, KIND.relations, HOW.distance, True)
+    SHIFTED: tl.constexpr = KIND.of_far and KIND.far_apart > 0
     shift, stand = 0, i
     if SHIFTED:
-        shift = far_shift(i, see[0][2], EVERY[2], KIND[1])
+        shift = far_shift(i, bounds.high_add, EVERY.high_every, KIND.far_apart)
         stand = i - shift
-    logits = logits_of(key, query, stand[None, :], j[:, None], (inside, relations), bias, HOW, FAR, 0)
-    if HOW[0] < 0:
+    logits = logits_of(key, query, stand[None, :], j[:, None], (inside, relations), added, HOW, KIND.of_far, 0)
+    if HOW.distance < 0:
         b, h, T, slab, columns = whose
-        row = (inside, distance_rows(t, b, h, q0, T, slab, columns, HOW[4]))
-        logits += tl.trans(load_distances(bias[6], row, at, shift, HOW, key.shape[0], SHIFTED, CHECKED))
-    weights = tl.exp2(logits * scale_left(bias) - top[None, :])
+        row = (inside, distance_rows(t, b, h, q0, T, slab, columns, HOW.aligned))
+        logits += tl.trans(load_distances(added.related, row, at, shift, HOW, key.shape[0], SHIFTED, CHECKED))
+    weights = tl.exp2(logits * scale_left(added) - top[None, :])
     if MASKED:
-        bounds, first, end, since, until, row_of = see
-        low = tl.maximum(bound(i, bounds[0], bounds[1], EVERY[0], EVERY[1]), first)
-        high = tl.minimum(bound(i, bounds[2], bounds[3], EVERY[2], EVERY[3]), end)
-        if since is not None and not FAR:
+        low, high = low_bound(i, bounds, first, EVERY), high_bound(i, bounds, end, EVERY)
+        if since is not None and not KIND.of_far:
             low = tl.maximum(low, tl.load(since + row_of + t, mask=inside, other=0).to(tl.int32))
-        if until is not None and not FAR:
+        if until is not None and not KIND.of_far:
             high = tl.minimum(high, tl.load(until + row_of + t, mask=inside, other=0).to(tl.int32))
         visible = between(j[:, None], low[None, :], high[None, :])
-        if KIND[3]:
+        if KIND.hole:
             visible &= j[:, None] != i[None, :]
-        if KIND[4]:
+        if KIND.unbounded:
             visible |= leads
         weights = tl.where(visible, weights, 0.0)
     acc_v = tl.dot(weights.to(grad.dtype), grad, acc_v, input_precision="ieee")

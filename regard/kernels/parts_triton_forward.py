@@ -1,13 +1,20 @@
 """The forward kernel of parts_triton.py: a tile of queries goes over the tiles of keys that one of them sees."""
 
 # Triton's compiler reads these bodies, in which types are not those of Python.
-# pyright: reportAssignmentType=false
+# pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
 
 import triton.language as tl
 
 from regard.kernels.jit_triton import jit
 from regard.kernels.parts_triton_tiles import (
     CHANGING,
+    Added,
+    Bounds,
+    FarKeys,
+    Relations,
+    Rounding,
+    Size,
+    Walk,
     distance_rows,
     load_distances,
     load_relations,
@@ -52,14 +59,15 @@ def forward_kernel(
     at0 = t0 + row0.to(tl.int64) * FOLD
     query = load_rows(q + b * q_b + h * q_h + at0 * q_t, q_t * FOLD, inside, ROWS, D, BLOCK_D, True)
     rows_at = (b * H + h) * lines + t
-    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and q0_at is None and k0_at is None)
+    BY_ROW: tl.constexpr = q0_at is not None or k0_at is not None
+    HOW: tl.constexpr = Relations(DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and not BY_ROW)
     relations = 0
     if DISTANCE > 0:
         relations = load_relations(related, rows_at, inside, RELATIONS, DISTANCE, False)
     if DISTANCE < 0:
-        relations = distance_rows(t, b, h, q0, T, slab, columns, HOW[4])
-    bias = (h, scale, slopes, table, origin, gaps, related)
-    rows = (i, query, (inside, relations), bias)
+        relations = distance_rows(t, b, h, q0, T, slab, columns, HOW.aligned)
+    added = Added(h, scale, slopes, table, origin, gaps, related)
+    rows = (i, query, (inside, relations), added)
     if before is None:
         top, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, BLOCK_E], tl.float32)
@@ -71,13 +79,13 @@ def forward_kernel(
     carry = (acc, total, top)
     carry = over_keys(
         *(carry, rows, (b, h, H, T, S, row0, ends, s0, k0, first, end)),
-        *(i, b * T + t, inside, (since, until, low_add, low_plus, high_add, high_plus)),
+        *(i, b * T + t, inside, since, until, Bounds(low_add, low_plus, high_add, high_plus)),
         *((k, k_b, k_h, k_t), (v, v_b, v_h, v_t), (far_k, fk_b, fk_h, fk_t), (far_v, fv_b, fv_h, fv_t)),
         *((far_count, far_stride, far_add, far_plus, stride_at, end_at), lists, HOW),
-        *((KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), (FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
-        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART),),
-        *((LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),),
-        *((HOLE, MASKED, SPLITS, BLOCK, LISTED, False), RATIO, _absorb),
+        *(Size(KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), Size(FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
+        FarKeys(FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART),
+        Rounding(LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),
+        *(Walk(HOLE, MASKED, SPLITS, BLOCK, LISTED, False), RATIO, _absorb),
     )
     acc, total, top = carry
 
@@ -98,13 +106,13 @@ def _absorb(
 ):  # fmt: skip
     """One tile of keys joins the running output, sum and maximum."""
     acc, total, top = carry
-    i, query, row, bias = rows
+    i, query, row, added = rows
     if SHIFTED:
         i -= shift
-    logits = logits_of(query, key, i[:, None], j[None, :], row, bias, HOW, FAR, 1)
-    if HOW[0] < 0:
-        logits += load_distances(bias[6], row, at, shift, HOW, KEYS, SHIFTED, MASKED)
-    scale = scale_left(bias)
+    logits = logits_of(query, key, i[:, None], j[None, :], row, added, HOW, FAR, 1)
+    if HOW.distance < 0:
+        logits += load_distances(added.related, row, at, shift, HOW, KEYS, SHIFTED, MASKED)
+    scale = scale_left(added)
     if MASKED:
         logits = tl.where(visible, logits, float("-inf"))
     # scaled after the maximum: the scale of each logit joins the subtraction

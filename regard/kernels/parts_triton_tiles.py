@@ -1,31 +1,24 @@
 """What the kernels of parts_triton.py share on the device: bounds and places, loads of tiles, logits.
 
-Functions take what belongs together as tuples, in the order that the kernels make them:
+A program has a tile of queries and walks over tiles of keys, or the other way round. What belongs together are the
+named tuples below. HOW is a `Relations`, SIZE a `Size` and EVERY a `Rounding`: upper-case names are known when a kernel
+is compiled. Their fields stay so; to unpack such a tuple would make numbers of the device of them. Other tuples that
+functions take:
 
     row       the rows of a tile: which of them are inside, their relations (of a table of distances their places)
-    bias      head, scale, slopes, table, origin, gaps, related: what positions add to logits
-    HOW       DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED: the relations of runs.py, known when a kernel is
-              compiled; the distance is -1 for a table of all distances, whose tiles may begin at multiples of 8
-    pair      two tensors with the same rows: where the one lies and its stride, and the other's
-    SIZE      rows of a tile of a pair, width and block of the one, width and block of the other, FOLD
     carry     what a walk over tiles of keys carries along
+    rows      of a tile of queries their positions, and whatever else STEP takes: it adds a tile of keys to the carry
     place     of a tile of queries: b, h, H, T, S, its first row, the positions of its ends, and s0, k0, first, end of
               `places`
-    bounds    of single rows since when and until when, add and plus of the lower bound and of the upper
     k, v      where a tensor begins, and its strides of batch, head and token; far_k and far_v alike
     far       the number of far keys, their stride, add and plus of their bound; strides and ends of rows
-    EVERY     EVERY and TIMES of the lower bound and of the upper
-    WALK      HOLE, MASKED, SPLITS, BLOCK, LISTED, ONCE
-    rows      of a tile of queries their positions, and whatever else STEP takes: it adds a tile of keys to the carry
-    FAR       EVERY, TIMES, START, INNER, SPAN, APART of the far keys; in `over_keys` whether there are any before
-              these, and CLIP behind INNER
     shift     by how much the far keys stand behind their numbers, for each query where they are SHIFTED
-
-What is known when a kernel is compiled stays so only where it is not unpacked: those tuples are read by number.
 """
 
 # Triton's compiler reads these bodies, in which types are not those of Python.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
+
+from typing import Any, NamedTuple
 
 import triton.language as tl
 
@@ -33,25 +26,93 @@ from regard.kernels.jit_triton import jit
 
 # Numbers that change from call to call: a kernel is not compiled anew for each of them.
 CHANGING = [
-    *(
-        "T",
-        "S",
-        "q0",
-        "k0",
-        "first",
-        "skip",
-        "lines",
-        "origin",
-        "gaps",
-        "columns",
-        "slab",
-        "low_add",
-        "low_plus",
-        "high_add",
-        "high_plus",
-    ),
-    *("far_count", "far_add", "far_plus", "far_stride"),
+    *("T", "S", "q0", "k0", "first", "skip", "lines", "origin", "gaps", "columns", "slab"),
+    *("low_add", "low_plus", "high_add", "high_plus", "far_count", "far_add", "far_plus", "far_stride"),
 ]
+
+
+class Relations(NamedTuple):
+    """The relations of runs.py."""
+
+    distance: Any  # the largest; 0: there are none, -1: there is a table of all distances
+    globals: Any
+    segment: Any
+    of_globals: Any
+    aligned: Any  # tiles of a table of distances may begin at multiples of 8
+
+
+class Size(NamedTuple):
+    """A tile of a pair of tensors with the same rows."""
+
+    rows: Any
+    width: Any
+    block: Any  # the width as a power of two
+    other_width: Any
+    other_block: Any
+    fold: Any  # tokens from one row to the next
+
+
+class Pair(NamedTuple):
+    """Two tensors with the same rows: where each lies, and its stride from token to token."""
+
+    x: Any
+    x_stride: Any
+    y: Any
+    y_stride: Any
+
+
+class Rounding(NamedTuple):
+    """`every` and `times` of the lower and of the upper bound of near keys (runs.Bound)."""
+
+    low_every: Any
+    low_times: Any
+    high_every: Any
+    high_times: Any
+
+
+class Bounds(NamedTuple):
+    """`add` and `plus` of the same bounds."""
+
+    low_add: Any
+    low_plus: Any
+    high_add: Any
+    high_plus: Any
+
+
+class FarKeys(NamedTuple):
+    """runs.Far, and `every` and `times` of its bound."""
+
+    any: Any
+    every: Any
+    times: Any
+    start: Any
+    inner: Any
+    clip: Any  # they are keys of the row: those behind its end do not exist
+    span: Any
+    apart: Any
+
+
+class Walk(NamedTuple):
+    """How a tile of queries goes over keys."""
+
+    hole: Any  # a query does not see the key at its own position
+    masked: Any  # all tiles are masked, in one loop
+    splits: Any
+    block: Any
+    listed: Any
+    once: Any  # masks are made by one comparison, which is faster in the backward pass
+
+
+class Added(NamedTuple):
+    """What positions add to logits; None: nothing."""
+
+    head: Any
+    scale: Any
+    slopes: Any
+    table: Any
+    origin: Any
+    gaps: Any
+    related: Any
 
 
 @jit
@@ -69,6 +130,18 @@ def bound(i, add, plus, EVERY: tl.constexpr, TIMES: tl.constexpr):
         return i * 0 + plus
     else:
         return floored(i + add, EVERY) * TIMES + plus
+
+
+@jit
+def low_bound(i, bounds, first, EVERY):
+    """The first near key that queries at positions i see."""
+    return tl.maximum(bound(i, bounds.low_add, bounds.low_plus, EVERY.low_every, EVERY.low_times), first)
+
+
+@jit
+def high_bound(i, bounds, end, EVERY):
+    """The first key behind those that queries at positions i see."""
+    return tl.minimum(bound(i, bounds.high_add, bounds.high_plus, EVERY.high_every, EVERY.high_times), end)
 
 
 @jit
@@ -220,7 +293,7 @@ def distance_tile(row, at, shift, HOW, KEYS: tl.constexpr, SHIFTED: tl.constexpr
     """Where the entries of some queries and of the keys from `at` on lie, [ROWS, KEYS], and which are in their rows."""
     inside, places = row
     begin, column, width = places
-    if HOW[4]:
+    if HOW.aligned:
         column += at // 8 * 8
     else:
         column += at
@@ -309,59 +382,61 @@ def of_relations(
 
 
 @jit
-def logits_of(a, b, i, j, row, bias, HOW, FAR: tl.constexpr, AXIS: tl.constexpr):
+def logits_of(a, b, i, j, row, added, HOW, FAR: tl.constexpr, AXIS: tl.constexpr):
     """a b^T; where positions add something also scaled, and with that, but for a table of distances. i and j have its
     shape; relations lie on AXIS of theirs."""
-    h, scale, slopes, table, origin, gaps, _ = bias
     logits = tl.dot(a, tl.trans(b), input_precision="ieee")
-    if slopes is not None or table is not None:
-        logits *= scale
-    if slopes is not None:
-        logits -= tl.load(slopes + h) * tl.abs(j - i).to(tl.float32)
-    if table is not None:
-        at = j - i + origin
-        logits += tl.load(table + h * gaps + at, mask=(at >= 0) & (at < gaps), other=0.0)
-    if HOW[0] < 0:
-        logits *= scale
-    if HOW[0] > 0:
-        logits = add_relations(logits, scale, row[1], i, j, HOW[0], HOW[1], HOW[2], FAR, HOW[3], AXIS)
+    if added.slopes is not None or added.table is not None:
+        logits *= added.scale
+    if added.slopes is not None:
+        logits -= tl.load(added.slopes + added.head) * tl.abs(j - i).to(tl.float32)
+    if added.table is not None:
+        at = j - i + added.origin
+        logits += tl.load(added.table + added.head * added.gaps + at, mask=(at >= 0) & (at < added.gaps), other=0.0)
+    if HOW.distance < 0:
+        logits *= added.scale
+    if HOW.distance > 0:
+        logits = add_relations(
+            logits, added.scale, row[1], i, j, HOW.distance, HOW.globals, HOW.segment, FAR, HOW.of_globals, AXIS
+        )
     return logits
 
 
 @jit
-def scale_left(bias):
+def scale_left(added):
     """What logits are still to be multiplied by: the scale, where positions add nothing."""
-    _, scale, slopes, table, _, _, related = bias
-    return scale if slopes is None and table is None and related is None else 1.0
+    return added.scale if added.slopes is None and added.table is None and added.related is None else 1.0
 
 
 @jit
 def load_pair(pair, at, inside, SIZE, CHECKED: tl.constexpr):
     """Tiles of both tensors of a pair, from row `at` on."""
-    x, x_t, y, y_t = pair
-    FOLD: tl.constexpr = SIZE[5]
-    at = at.to(tl.int64) * FOLD
-    first = load_rows(x + at * x_t, x_t * FOLD, inside, SIZE[0], SIZE[1], SIZE[2], CHECKED)
-    return first, load_rows(y + at * y_t, y_t * FOLD, inside, SIZE[0], SIZE[3], SIZE[4], CHECKED)
+    at = at.to(tl.int64) * SIZE.fold
+    x = pair.x + at * pair.x_stride
+    first = load_rows(x, pair.x_stride * SIZE.fold, inside, SIZE.rows, SIZE.width, SIZE.block, CHECKED)
+    y = pair.y + at * pair.y_stride
+    return first, load_rows(
+        y, pair.y_stride * SIZE.fold, inside, SIZE.rows, SIZE.other_width, SIZE.other_block, CHECKED
+    )
 
 
 @jit
 def load_far_pair(pair, j, count, far_stride, SIZE, START: tl.constexpr, INNER: tl.constexpr):
     """Tiles of both tensors of a pair at far keys j."""
-    x, x_t, y, y_t = pair
     slot = far_slot(j, far_stride, START, INNER).to(tl.int64)
-    return load_at(x, slot * x_t, j < count, SIZE[1], SIZE[2]), load_at(y, slot * y_t, j < count, SIZE[3], SIZE[4])
+    first = load_at(pair.x, slot * pair.x_stride, j < count, SIZE.width, SIZE.block)
+    return first, load_at(pair.y, slot * pair.y_stride, j < count, SIZE.other_width, SIZE.other_block)
 
 
 @jit
 def load_far_tile(pair, at, far_stride, SIZE, START: tl.constexpr, INNER: tl.constexpr):
     """`load_far_pair` of a tile that exists, whose first key is a multiple of INNER: where its keys lie beside the
     first one is the same for all such tiles."""
-    x, x_t, y, y_t = pair
-    slot = far_slot(tl.arange(0, SIZE[0]), far_stride, START, INNER).to(tl.int64)
+    slot = far_slot(tl.arange(0, SIZE.rows), far_stride, START, INNER).to(tl.int64)
     first = (at if INNER == 0 else at // INNER * far_stride).to(tl.int64)
-    key = _load_rows_at(x + first * x_t, slot * x_t, SIZE[1], SIZE[2])
-    return key, _load_rows_at(y + first * y_t, slot * y_t, SIZE[3], SIZE[4])
+    key = _load_rows_at(pair.x + first * pair.x_stride, slot * pair.x_stride, SIZE.width, SIZE.block)
+    y = pair.y + first * pair.y_stride
+    return key, _load_rows_at(y, slot * pair.y_stride, SIZE.other_width, SIZE.other_block)
 
 
 @jit
@@ -375,27 +450,22 @@ def _load_rows_at(x, at, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def rows_see(
-    i, i_first, i_last, rows_at, inside, since, until, first, end, low_add, low_plus, high_add, high_plus,
-    LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr, HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr,
-    MASKED: tl.constexpr,
+    i, i_first, i_last, rows_at, inside, since, until, first, end, bounds, EVERY, MASKED: tl.constexpr
 ):  # fmt: skip
     """The bounds of each row, and the least and the largest of either."""
-    low = tl.maximum(bound(i, low_add, low_plus, LOW_EVERY, LOW_TIMES), first)
-    high = tl.minimum(bound(i, high_add, high_plus, HIGH_EVERY, HIGH_TIMES), end)
+    low, high = low_bound(i, bounds, first, EVERY), high_bound(i, bounds, end, EVERY)
     if since is not None:
         low = tl.maximum(low, tl.load(since + rows_at, mask=inside, other=0).to(tl.int32))
         low_min = tl.min(tl.where(inside, low, 1 << 30), 0)
         low_max = tl.max(tl.where(inside, low, -(1 << 30)), 0)
     else:
-        low_min = tl.maximum(bound(i_first, low_add, low_plus, LOW_EVERY, LOW_TIMES), first)
-        low_max = tl.maximum(bound(i_last, low_add, low_plus, LOW_EVERY, LOW_TIMES), first)
+        low_min, low_max = low_bound(i_first, bounds, first, EVERY), low_bound(i_last, bounds, first, EVERY)
     if until is not None:
         high = tl.minimum(high, tl.load(until + rows_at, mask=inside, other=0).to(tl.int32))
         high_min = tl.min(tl.where(inside, high, 1 << 30), 0)
         high_max = tl.max(tl.where(inside, high, -(1 << 30)), 0)
     else:
-        high_min = tl.minimum(bound(i_first, high_add, high_plus, HIGH_EVERY, HIGH_TIMES), end)
-        high_max = tl.minimum(bound(i_last, high_add, high_plus, HIGH_EVERY, HIGH_TIMES), end)
+        high_min, high_max = high_bound(i_first, bounds, end, EVERY), high_bound(i_last, bounds, end, EVERY)
     if MASKED:
         # no tile counts as seen whole
         low_max = high_max
@@ -411,61 +481,62 @@ def between(j, low, high):
 @jit
 def over_far(carry, rows, far, count, stride, add, plus, ends, HOW, SIZE, FAR, STEP: tl.constexpr):
     """The far keys: first those that all queries from position ends[0] to ends[1] see."""
-    KEYS: tl.constexpr = SIZE[0]
-    high = bound(rows[0], add, plus, FAR[0], FAR[1])
-    high_min, high_max = bound(ends[0], add, plus, FAR[0], FAR[1]), bound(ends[1], add, plus, FAR[0], FAR[1])
+    KEYS: tl.constexpr = SIZE.rows
+    high = bound(rows[0], add, plus, FAR.every, FAR.times)
+    high_min, high_max = (
+        bound(ends[0], add, plus, FAR.every, FAR.times),
+        bound(ends[1], add, plus, FAR.every, FAR.times),
+    )
     low, low_min, low_max = 0, 0, 0
-    if FAR[4] > 0:
-        low = high - FAR[4]
-        low_min, low_max = tl.maximum(high_min - FAR[4], 0) // 8 * 8, tl.maximum(high_max - FAR[4], 0)
+    if FAR.span > 0:
+        low = high - FAR.span
+        low_min, low_max = tl.maximum(high_min - FAR.span, 0) // 8 * 8, tl.maximum(high_max - FAR.span, 0)
     high, high_min, high_max = tl.minimum(high, count), tl.minimum(high_min, count), tl.minimum(high_max, count)
-    shift = far_shift(rows[0], add, FAR[0], FAR[5])
+    shift = far_shift(rows[0], add, FAR.every, FAR.apart)
     tiles, whole, stop = blocks(low_min, low_max, high_min, high_max, KEYS)
     for n in range(whole, stop):
         at = low_min + n * KEYS
         j = at + tl.arange(0, KEYS)
-        if FAR[4] == 0 and (FAR[3] == 0 or KEYS % FAR[3] == 0):
-            key, value = load_far_tile(far, at, stride, SIZE, FAR[2], FAR[3])
+        if FAR.span == 0 and (FAR.inner == 0 or KEYS % FAR.inner == 0):
+            key, value = load_far_tile(far, at, stride, SIZE, FAR.start, FAR.inner)
         else:
-            key, value = load_far_pair(far, j, count, stride, SIZE, FAR[2], FAR[3])
-        carry = STEP(carry, rows, key, value, at, j, shift, None, HOW, KEYS, True, FAR[5] > 0, False)
+            key, value = load_far_pair(far, j, count, stride, SIZE, FAR.start, FAR.inner)
+        carry = STEP(carry, rows, key, value, at, j, shift, None, HOW, KEYS, True, FAR.apart > 0, False)
     # without a span all tiles that some do not see whole stand behind the others
-    for n in range(0 if FAR[4] > 0 else stop, tiles - (stop - whole) if FAR[4] > 0 else tiles):
-        at = low_min + (tl.where(n < whole, n, n + stop - whole) if FAR[4] > 0 else n) * KEYS
+    for n in range(0 if FAR.span > 0 else stop, tiles - (stop - whole) if FAR.span > 0 else tiles):
+        at = low_min + (tl.where(n < whole, n, n + stop - whole) if FAR.span > 0 else n) * KEYS
         j = at + tl.arange(0, KEYS)
-        key, value = load_far_pair(far, j, count, stride, SIZE, FAR[2], FAR[3])
+        key, value = load_far_pair(far, j, count, stride, SIZE, FAR.start, FAR.inner)
         visible = j[None, :] < high[:, None]
-        if FAR[4] > 0:
+        if FAR.span > 0:
             visible &= j[None, :] >= low[:, None]
-        carry = STEP(carry, rows, key, value, at, j, shift, visible, HOW, KEYS, True, FAR[5] > 0, True)
+        carry = STEP(carry, rows, key, value, at, j, shift, visible, HOW, KEYS, True, FAR.apart > 0, True)
     return carry
 
 
 @jit
 def over_near(
-    carry, rows, near, see, first, end, HOW, SIZE,
-    HOLE: tl.constexpr, MASKED: tl.constexpr, SPLITS: tl.constexpr, ONCE: tl.constexpr, STEP: tl.constexpr,
+    carry, rows, near, see, first, end, HOW, SIZE, WALK, STEP: tl.constexpr
 ):  # fmt: skip
-    """The near keys of `rows_see`: first those that not all queries see. ONCE: masks are made by one comparison, which
-    is faster in the backward pass."""
-    KEYS: tl.constexpr = SIZE[0]
+    """The near keys of `rows_see`: first those that not all queries see."""
+    KEYS: tl.constexpr = SIZE.rows
     low, high, low_min, low_max, high_min, high_max = see
-    if HOW[0] < 0:
+    if HOW.distance < 0:
         low_min = low_min // 8 * 8
-    low_min, high_max, low_max, high_min = share(low_min, high_max, low_max, high_min, SPLITS, KEYS)
+    low_min, high_max, low_max, high_min = share(low_min, high_max, low_max, high_min, WALK.splits, KEYS)
     tiles, whole, stop = blocks(low_min, low_max, high_min, high_max, KEYS)
     for n in range(tiles - (stop - whole)):
         at = low_min + tl.where(n < whole, n, n + stop - whole) * KEYS
         j = at + tl.arange(0, KEYS)
         key, value = load_pair(near, at, (j >= first) & (j < end), SIZE, True)
-        if ONCE:
+        if WALK.once:
             visible = between(j[None, :], low[:, None], high[:, None])
         else:
             visible = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
-        if HOLE:
+        if WALK.hole:
             visible &= j[None, :] != rows[0][:, None]
         carry = STEP(carry, rows, key, value, at, j, 0, visible, HOW, KEYS, False, False, True)
-    if not MASKED:
+    if not WALK.masked:
         for n in range(whole, stop):
             at = low_min + n * KEYS
             key, value = load_pair(near, at, None, SIZE, False)
@@ -475,12 +546,13 @@ def over_near(
 
 @jit
 def over_listed(
-    carry, rows, near, listed, S, HOW, SIZE, BLOCK: tl.constexpr, LISTED: tl.constexpr, STEP: tl.constexpr
+    carry, rows, near, listed, S, HOW, SIZE, WALK, STEP: tl.constexpr
 ):  # fmt: skip
     """The keys of the blocks in a list."""
-    KEYS: tl.constexpr = SIZE[0]
-    for n in range(LISTED * (BLOCK // KEYS)):
-        at = tl.load(listed + n // (BLOCK // KEYS)).to(tl.int32) * BLOCK + n % (BLOCK // KEYS) * KEYS
+    KEYS: tl.constexpr = SIZE.rows
+    TILES: tl.constexpr = WALK.block // KEYS  # of a block
+    for n in range(WALK.listed * TILES):
+        at = tl.load(listed + n // TILES).to(tl.int32) * WALK.block + n % TILES * KEYS
         j = at + tl.arange(0, KEYS)
         real = (j >= 0) & (j < S)
         key, value = load_pair(near, at, real, SIZE, True)
@@ -490,33 +562,25 @@ def over_listed(
 
 @jit
 def over_keys(
-    carry, rows, place, i, rows_at, inside, bounds, k, v, far_k, far_v, far, lists, HOW, SIZE, FAR_SIZE, FAR, EVERY,
-    WALK, RATIO: tl.constexpr, STEP: tl.constexpr,
+    carry, rows, place, i, rows_at, inside, since, until, bounds, k, v, far_k, far_v, far, lists,
+    HOW, SIZE, FAR_SIZE, FAR, EVERY, WALK, RATIO: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """All keys that a tile of queries sees: the far ones, the near ones, those of blocks in lists."""
     b, h, H, T, S, row0, ends, s0, k0, first, end = place
     far_count, far_stride, far_add, far_plus, stride_at, end_at = far
-    if FAR[0]:
+    if FAR.any:
         key = far_k[0] + b * far_k[1] + h // RATIO * far_k[2]
-        pair = (key, far_k[3], far_v[0] + b * far_v[1] + h // RATIO * far_v[2], far_v[3])
+        pair = Pair(key, far_k[3], far_v[0] + b * far_v[1] + h // RATIO * far_v[2], far_v[3])
         if stride_at is not None:
             far_stride = tl.load(stride_at + b).to(tl.int32)
-        far_count = far_end(b, far_count, end_at, S, FAR[3], FAR[4], far_stride, FAR[5])
-        FAR_BOUND: tl.constexpr = (FAR[1], FAR[2], FAR[3], FAR[4], FAR[6], FAR[7])
-        carry = over_far(
-            carry, rows, pair, far_count, far_stride, far_add, far_plus, ends, HOW, FAR_SIZE, FAR_BOUND, STEP
-        )
-    see = rows_see(
-        *(i, ends[0], ends[1], rows_at, inside, bounds[0], bounds[1], first, end, bounds[2], bounds[3], bounds[4]),
-        *(bounds[5], EVERY[0], EVERY[1], EVERY[2], EVERY[3], WALK[1]),
-    )
-    shift = s0 - k0.to(tl.int64) * SIZE[5]
+        far_count = far_end(b, far_count, end_at, S, FAR.start, FAR.inner, far_stride, FAR.clip)
+        carry = over_far(carry, rows, pair, far_count, far_stride, far_add, far_plus, ends, HOW, FAR_SIZE, FAR, STEP)
+    see = rows_see(i, ends[0], ends[1], rows_at, inside, since, until, first, end, bounds, EVERY, WALK.masked)
+    shift = s0 - k0.to(tl.int64) * SIZE.fold
     key = k[0] + b * k[1] + h // RATIO * k[2] + shift * k[3]
-    near = (key, k[3], v[0] + b * v[1] + h // RATIO * v[2] + shift * v[3], v[3])
-    carry = over_near(carry, rows, near, see, first, end, HOW, SIZE, WALK[0], WALK[1], WALK[2], WALK[5], STEP)
-    if WALK[4] > 0:
-        BLOCK: tl.constexpr = WALK[3]
-        LISTED: tl.constexpr = WALK[4]
-        listed = lists + ((b * H + h) * ((T + BLOCK - 1) // BLOCK) + row0 // BLOCK) * LISTED
-        carry = over_listed(carry, rows, near, listed, S, HOW, SIZE, BLOCK, LISTED, STEP)
+    near = Pair(key, k[3], v[0] + b * v[1] + h // RATIO * v[2] + shift * v[3], v[3])
+    carry = over_near(carry, rows, near, see, first, end, HOW, SIZE, WALK, STEP)
+    if WALK.listed > 0:
+        number = (b * H + h) * ((T + WALK.block - 1) // WALK.block) + row0 // WALK.block
+        carry = over_listed(carry, rows, near, lists + number * WALK.listed, S, HOW, SIZE, WALK, STEP)
     return carry

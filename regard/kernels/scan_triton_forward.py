@@ -3,6 +3,8 @@
 # Triton's compiler reads these bodies, in which types are not those of Python.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
+from typing import Any, NamedTuple
+
 import triton.language as tl
 
 from regard.kernels.jit_triton import jit
@@ -205,21 +207,28 @@ def _store_shrink(shrink, number, left, columns, K: tl.constexpr, DECAY: tl.cons
         tl.store(shrink + number + tl.arange(0, 1), left)
 
 
+class Link(NamedTuple):
+    """How states of segments are linked, known when a kernel is compiled."""
+
+    inner: Any  # numbers of a state for each feature
+    wide: Any  # how many decays a segment has: one, or one of each feature
+    reverse: Any
+
+
 @jit
-def _load_sums(part, shrink, head, n, segments, at, SIZE: tl.constexpr, HOW):
+def _load_sums(part, shrink, head, n, segments, at, SIZE: tl.constexpr, LINK):
     """What segment n, counted from where the state comes from, adds to the state and leaves of it; where that lies."""
-    INNER: tl.constexpr = HOW[0]
-    WIDE: tl.constexpr = HOW[1]
-    number = head * segments + (segments - 1 - n if HOW[2] else n)
+    number = head * segments + (segments - 1 - n if LINK.reverse else n)
     there = (at < SIZE) & (at * 0 + n < segments)
     added = tl.load(part + number * SIZE + at, mask=there, other=0.0)
-    left = tl.load(shrink + number * WIDE + (at // INNER if WIDE > 1 else at * 0), mask=there, other=0.0)
+    feature = at // LINK.inner if LINK.wide > 1 else at * 0
+    left = tl.load(shrink + number * LINK.wide + feature, mask=there, other=0.0)
     return added, left, part + number * SIZE + at, there
 
 
 @jit
 def _link(
-    part, shrink, begin, end, head, at, segments, SIZE: tl.constexpr, HOW, STATE: tl.constexpr, FINAL: tl.constexpr
+    part, shrink, begin, end, head, at, segments, SIZE: tl.constexpr, LINK, STATE: tl.constexpr, FINAL: tl.constexpr
 ):  # fmt: skip
     """Four segments at a time: all of their loads are in flight before the first store, behind which a compiler would
     leave those that it cannot tell from it."""
@@ -227,10 +236,10 @@ def _link(
     if STATE:
         state = tl.load(begin + head * SIZE + at, mask=at < SIZE, other=0.0)
     for n in range(0, segments, 4):
-        added0, left0, to0, there0 = _load_sums(part, shrink, head, n, segments, at, SIZE, HOW)
-        added1, left1, to1, there1 = _load_sums(part, shrink, head, n + 1, segments, at, SIZE, HOW)
-        added2, left2, to2, there2 = _load_sums(part, shrink, head, n + 2, segments, at, SIZE, HOW)
-        added3, left3, to3, there3 = _load_sums(part, shrink, head, n + 3, segments, at, SIZE, HOW)
+        added0, left0, to0, there0 = _load_sums(part, shrink, head, n, segments, at, SIZE, LINK)
+        added1, left1, to1, there1 = _load_sums(part, shrink, head, n + 1, segments, at, SIZE, LINK)
+        added2, left2, to2, there2 = _load_sums(part, shrink, head, n + 2, segments, at, SIZE, LINK)
+        added3, left3, to3, there3 = _load_sums(part, shrink, head, n + 3, segments, at, SIZE, LINK)
         tl.store(to0, state, mask=there0)
         state = state * left0 + added0
         tl.store(to1, state, mask=there1)
@@ -252,8 +261,8 @@ def link_segments(
     """What each segment adds -> the state before it, in place (after it, in reverse), and the one at the end. The last
     blocks of a head are those of z."""
     head, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    OF_S: tl.constexpr = (V, WIDE, REVERSE)
-    OF_Z: tl.constexpr = (1, WIDE, REVERSE)
+    OF_S: tl.constexpr = Link(V, WIDE, REVERSE)
+    OF_Z: tl.constexpr = Link(1, WIDE, REVERSE)
     if tl.program_id(1) * BLOCK < K * V:
         _link(S, shrink, S_begin, S_end, head, at, segments, K * V, OF_S, STATE, FINAL)
     else:
