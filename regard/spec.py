@@ -126,6 +126,8 @@ def _read(tree: ast.expr, text: str) -> Spec:
         try:
             value = ast.literal_eval(keyword.value)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            if isinstance(keyword.value, ast.Name):
+                _check_word(tree.func.id, keyword.arg, keyword.value.id)
             raise ValueError(
                 f"option {keyword.arg!r} in {_short(text)} must be a plain value (number, string, True, None, list or "
                 f"tuple), got {_short(ast.get_source_segment(text, keyword.value) or '')}"
@@ -135,6 +137,21 @@ def _read(tree: ast.expr, text: str) -> Spec:
     if repeated:
         raise ValueError(f"option {sorted(repeated)[0]!r} is given twice in {_short(text)}")
     return Spec(tree.func.id, tuple(_read(part, text) for part in tree.args), tuple(options))
+
+
+def _check_word(name: str, option: str, word: str) -> None:
+    """Refuses a word as the value of a known option, by what that option takes."""
+    for registry in REGISTRIES.values():
+        meant = registry.canonical(Spec(name)).name
+        known = {one.name: one for one in registry.options(meant)} if meant in registry else {}
+        if option in known:
+            kind, default = known[option].type, known[option].default
+            advice = "" if known[option].required or default is None else f", such as {name}({option}={default!r})"
+            if fits(word, kind):
+                advice = f": write it in quotes, {name}({option}={word!r})"
+            raise ValueError(
+                f"option {option!r} of {name!r} must be {describe(kind)}, got {_short(word)[1:-1]}{advice}"
+            )
 
 
 class Registry:

@@ -336,8 +336,14 @@ def average(arguments: argparse.Namespace) -> None:
     from regard.training.run import Run
 
     run = Run.open(arguments.runs[0])
+    asked = 5 if arguments.last is None else arguments.last
     with run.writing("regard average"):
-        names = average_run(run, 5 if arguments.last is None else arguments.last)
+        names = average_run(run, asked)
+    if len(names) < asked:
+        notice(
+            f"{run.folder} has only {counted(names, 'checkpoint')} instead of {asked}: --training.save_every and "
+            "--training.keep say how many a training leaves"
+        )
     print(f"averaged {counted(names, 'checkpoint')} ({names[0]} to {names[-1]}) into {run.folder}/checkpoints/average")
 
 

@@ -4,6 +4,15 @@ import torch
 from torch import Tensor
 
 
+class NonFinite(ValueError):
+    """Outputs of a model that are NaN or infinite. `what` says which; whoever trains the model has other advice than
+    whoever only uses it."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}: {advice}")
+        self.what = what
+
+
 def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
     """Softmax in float32 (or better) over the visible keys; a row that sees none is all zeros, gradients finite."""
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -95,6 +95,10 @@ def file_format(path: str | Path, what: str = "its labels") -> str:
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in PACKED]
     known = FORMATS.get(suffixes[-1].lower()) if suffixes else None
     if known is None:
+        if shown(path) != "standard input":
+            with opened(path) as stream:
+                if next(raw_lines(stream, shown(path), 1), None) is None:
+                    raise BadText(shown(path), 1, "the file is empty")
         raise ValueError(
             f"{shown(path)}: does not say where {what} are: name a file that ends in {', '.join(FORMATS)} "
             "(packed as .gz or .xz, if you like)"

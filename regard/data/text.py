@@ -141,18 +141,21 @@ def read_sentences(
     """Every line of a stream of bytes, none dropped, so that as many lines can go out as came in. Blank lines stay.
 
     What cannot be text is made so, with a warning (on standard error, unless `warn` takes it): bytes that are not
-    UTF-8 become U+FFFD, control characters become spaces, and a line is cut after `longest` characters. After the
-    first few lines with a fault the others are only counted.
+    UTF-8 become U+FFFD, control characters become spaces, and a line is cut after `longest` characters. The first
+    bytes that are not UTF-8 are named, with how to convert the file. After the first few lines with a fault the others
+    are only counted.
     """
     say = warn or (lambda message: print(message, file=sys.stderr, flush=True))
-    faulty = 0
+    faulty, advised = 0, False
     for number, (data, is_whole) in enumerate(raw_lines(stream, name, longest), 1):
         faults = []
         try:
             text = data.decode()
-        except UnicodeDecodeError:
+        except UnicodeDecodeError as error:
             text = data.decode(errors="replace")
-            faults.append("bytes that are not UTF-8, replaced by U+FFFD")
+            advice = describe_bad_byte(data, error.start) if is_whole and not advised else ""
+            faults.append(f"bytes that are not UTF-8, replaced by U+FFFD{advice}")
+            advised = advised or bool(advice)
         if CONTROL.search(text):
             text = CONTROL.sub(" ", text)
             faults.append("control characters, replaced by spaces")

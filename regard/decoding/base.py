@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.core.limits import check_sizes
+from regard.core.numeric import NonFinite
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def _join(old: Any, own: Any, memory: Any) -> Any:
 def refuse(bad: int, step: int) -> None:
     """Ends a search in which some rows have no probabilities."""
     if bad:
-        raise ValueError(
-            f"the model's logits for token {step + 1} are not numbers (NaN or infinite), in {bad} of the rows decoded: "
-            "its weights are broken or their precision is too low; take an earlier checkpoint, or float32"
+        raise NonFinite(
+            f"the model's logits for token {step + 1} are not numbers (NaN or infinite), in {bad} of the rows decoded",
+            "its weights are broken or their precision is too low; take an earlier checkpoint, or float32",
         )

@@ -116,6 +116,14 @@ def notice(message: str) -> None:
     print(f"regard: {message}", file=sys.stderr, flush=True)
 
 
+def notice_empty(path: str, number: int) -> None:
+    """Says on standard error if no line came from a file: a wrong name would go unnoticed."""
+    from regard.data.text import shown
+
+    if number == 0:
+        notice(f"{shown(path)} is empty")
+
+
 def write_out(text: str) -> None:
     """Writes text to standard output, without buffering."""
     sys.stdout.write(text)

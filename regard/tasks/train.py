@@ -78,7 +78,7 @@ def _begin(
     """The main process of a new run."""
     began = time.monotonic()
     _check_metric(task, config)
-    Run.vacant(config.out)
+    Run.vacant(config.out, trains=True)
     data = task.read_data(config)
     config, chosen = task.complete_config(config, data)
     device = pick_device(config.training.device, config.training.precision).type

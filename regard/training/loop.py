@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from regard.core.allocator import hand_back_memory
 from regard.core.draws import RedrawnLayers, list_redrawn, seed_generators
+from regard.core.numeric import NonFinite
 from regard.training import checkpoint
 from regard.training import plan as plans
 from regard.training.averaging import average_run
@@ -43,6 +44,7 @@ from regard.training.task import TrainingTask
 
 LOWER_IS_BETTER = ("loss",)
 AHEAD = ("cuda",)  # devices at whose work the host does not stand by
+REMEDY = "A smaller learning_rate, a longer warmup or a smaller clip"  # for training that diverges
 PLAIN = "plain"  # the loss of a batch among its results; statistics of layers have a dot in their names
 
 
@@ -291,13 +293,16 @@ class Loop:
         others = len(weights or broken) - 1
         what, which = self.task.describe_rows([int(index) for batch in batches for index in batch.indices])
         shown = ", ".join(map(str, which[:10])) + (f" and {len(which) - 10} more" if len(which) > 10 else "")
-        names = checkpoint.names(self.run.checkpoints)
-        left = f"the last good checkpoint is {names[-1]}" if names else "there is no checkpoint yet"
         raise TrainingError(
             f"step {self.state.step + 1}: {where} is not finite{f' (and {others} more)' if others else ''}; "
             f"loss {float(loss):g}; epoch {place[0]}, batch {place[1]}, {what} {shown}. Nothing of this step was "
-            f"saved, {left}. A smaller learning_rate, a longer warmup or a smaller clip usually helps"
+            f"saved, {self._describe_newest()}. {REMEDY} usually helps"
         )
+
+    def _describe_newest(self) -> str:
+        """Which checkpoint remains when training fails."""
+        names = checkpoint.names(self.run.checkpoints)
+        return f"the last good checkpoint is {names[-1]}" if names else "there is no checkpoint yet"
 
     # the plan of a run whose steps were left open
 
@@ -388,6 +393,12 @@ class Loop:
             with averaged, self.world.gathered(), torch.inference_mode(), self._precision(), self._uncompiled():
                 # every process evaluates all of it, and what the main one found counts
                 return self.world.broadcast(self.task.evaluate(check or self._check_signals))
+        except NonFinite as error:
+            also = "; so does float32 instead of float16" if self.config.precision == "float16" else ""
+            raise TrainingError(
+                f"step {self.state.step}: the evaluation failed: {error.what}. The learning rate is probably too "
+                f"high; {self._describe_newest()}. {REMEDY} usually helps{also}"
+            ) from error
         finally:
             self.task.model.train()
 

@@ -69,14 +69,12 @@ class Run:
             yield run
 
     @classmethod
-    def vacant(cls, folder: str | Path) -> "Run":
-        """A folder for a new run; one that has a run already is refused."""
+    def vacant(cls, folder: str | Path, *, trains: bool = False) -> "Run":
+        """A folder for a new run; one that has a run already is refused. `trains`: the caller wants to train in it."""
         run = cls(folder)
         if (run.folder / "run.json").exists():
-            raise ValueError(
-                f"{run.folder} holds a run already: continue it with 'regard resume {run.folder}', "
-                "or choose another --out"
-            )
+            also = f"continue it with 'regard resume {run.folder}', or " if trains else ""
+            raise ValueError(f"{run.folder} holds a run already: {also}choose another --out")
         if run.folder.exists() and not run.folder.is_dir():
             raise ValueError(f"{run.folder} is a file, expected a folder for a run: choose another --out")
         return run

@@ -42,6 +42,7 @@ def test_json_lines(tmp_path):
     ("name", "text", "match"),
     [
         ("a.txt", "x", "does not say where its captions are: name a file that ends in .csv"),
+        ("a.txt", "", "a.txt:1: the file is empty"),
         ("a.csv", "image,text\na,b\n", "no column 'caption'"),
         ("a.csv", "image,caption\na\n", "a.csv:2: too few columns"),
         ("a.csv", "image,caption\na, \n", "a.csv:2: empty caption"),

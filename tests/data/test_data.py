@@ -260,7 +260,8 @@ def test_no_sentence_is_ever_dropped():
     assert lines == ["one", "", " caf\ufffd \ufffd", "a b [0m", "u\u2028v w", "x" * 20, "", "last"]
     assert len(lines) == data.count(b"\n") + 1
     assert [message.split(": ")[0] for message in said] == [f"standard input:{n}" for n in (3, 4, 5, 6)]
-    assert "U+FFFD" in said[0]
+    assert "U+FFFD: byte 0xe9 at byte 5, which is 'é' in Windows-1252" in said[0]
+    assert said[0].endswith("iconv -f CP1252 -t UTF-8")
     assert "control" in said[1]
     assert "cut" in said[3]
 
@@ -283,6 +284,7 @@ def test_warnings_go_to_standard_error_and_do_not_flood(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert len(err.splitlines()) == 11
+    assert err.count("iconv") == 1
     assert "990 more lines" in err
 
 

@@ -131,9 +131,12 @@ def test_skip_bad_leaves_out_and_counts(tmp_path):
         (lambda folder: folder, "is a folder"),
         (lambda folder: folder / "none.csv", "no such file"),
         (lambda folder: write(folder / "texts.txt", "a\n"), "does not say where its labels are"),
+        (lambda folder: write(folder / "texts.txt", ""), "texts.txt:1: the file is empty"),
+        (lambda folder: folder / "none.txt", "no such file"),
+        (lambda folder: "-", "standard input: does not say where its labels are"),
         (lambda folder: (os.mkfifo(folder / "pipe.csv"), folder / "pipe.csv")[1], "is a pipe"),
     ],
-    ids=["folder", "missing", "unknown format", "pipe"],
+    ids=["folder", "missing", "unknown format", "empty", "missing text", "standard input", "pipe"],
 )
 def test_no_such_file(tmp_path, make, part):
     path = make(tmp_path)

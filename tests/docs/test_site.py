@@ -270,17 +270,30 @@ def test_the_translation_on_the_front_page_is_that_of_the_bundled_translator():
     assert Translator.load(device="cpu")(sentence) == translation
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/layers.md"])
-def test_the_python_of_the_page_runs(page):
+def python_of(page):
+    """All Python of a page, one block after the other."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    return compile("".join(blocks), page, "exec")
+
+
+def test_the_python_of_the_front_page_runs_as_it_is_printed():
     torch.set_num_threads(1)
-    code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL))
+    namespace: dict = {}
+    with torch.random.fork_rng(devices=[]):
+        exec(python_of("README.md"), namespace)
+    assert namespace["y"].shape == (2, 8, 300, 64)
+    assert namespace["maps"].shape == (2, 8, 300, 300)
+
+
+def test_the_python_of_the_page_about_layers_runs():
+    torch.set_num_threads(1)
     ids, keep = torch.randint(3, 8000, (2, 6)), torch.tensor([[True] * 20, [True] * 15 + [False] * 5])
     namespace: dict = {"torch": torch, "keep": keep, "memory": torch.randn(2, 7, 256), "memory_keep": keep[:, :7]}
     namespace |= {name: torch.randn(2, 8, 20, 64) for name in "qkv"}
     namespace |= {"x": torch.randn(2, 20, 512), "prompt": torch.randn(2, 20, 512), "token": torch.randn(2, 1, 512)}
     namespace |= {"source": ids, "source_keep": keep[:, :6], "target": ids, "target_keep": keep[:, :6]}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        exec(compile(code, page, "exec"), namespace)
+        exec(python_of("docs/layers.md"), namespace)
     assert namespace["y"].shape[0] == 2
 
 

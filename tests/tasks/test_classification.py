@@ -1,6 +1,7 @@
 """Classifiers of texts from the outside: data, training, exact resuming, trained layers, answers, thresholds, verbs."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -432,6 +433,19 @@ def test_evaluate_chooses_a_threshold_on_the_validation_texts(run, monkeypatch, 
     assert out.startswith("good\t")
     none = told(monkeypatch, capsys, "classify", run, "--threshold", "1", stdin=b"fine\n")[0]
     assert none.startswith("bad\t")
+
+
+def test_few_examples_of_a_label_are_said(run, monkeypatch, capsys, tmp_path):
+    data = write(tmp_path / "test.tsv", reviews(30))
+    out, err = told(monkeypatch, capsys, "evaluate", run, "--data", str(data), "--recall", "0.9")
+    assert re.search(r"here .*\n +few examples of 'good' \(\d\d\): on other texts both may differ", out)
+    assert "few examples" not in err
+    many = write(tmp_path / "many.tsv", reviews(200))
+    out, _ = told(monkeypatch, capsys, "evaluate", run, "--data", str(many), "--threshold", "0.5")
+    assert "few examples" not in out
+    _, err = told(monkeypatch, capsys, "classify", run, "--recall", "0.9", stdin=b"")
+    assert "regard: few examples of 'good' (" in err
+    assert err.endswith("regard: standard input is empty\n")
 
 
 def test_evaluate_draws(run, monkeypatch, capsys, tmp_path):

@@ -402,7 +402,13 @@ def test_classify_without_a_run_takes_the_bundled_one(trained, tmp_path, capsys,
     monkeypatch.setattr(load, "BUNDLED", tmp_path)
     assert "give a run folder before the images" in refused(capsys, "classify", file)
     (tmp_path / "cifar10").symlink_to(out)
-    assert printed(capsys, "classify", file).startswith(f"{file}\tred\t")
+    assert cli.main(["classify", file]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{file}\tred\t")
+    assert said.err.count("the bundled classifier knows 3 classes") == 1
+    assert said.err.endswith("blue, green, red\n")
+    assert cli.main(["classify", file, "--json"]) == 0
+    assert not capsys.readouterr().err
 
 
 def test_the_bundled_classifier(tmp_path, capsys):

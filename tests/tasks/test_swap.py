@@ -145,7 +145,8 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
     nothing = str(tmp_path / "nothing")
     assert "--position" in refused(capsys, "swap", run, "--out", nothing)
     assert "cannot take position 'rotary'" in refused(capsys, "swap", run, "--attention", "linear", "--out", nothing)
-    assert "holds a run already" in refused(capsys, "swap", run, "--attention", "dot", "--out", window)
+    held = refused(capsys, "swap", run, "--attention", "dot", "--out", window)
+    assert held.endswith("holds a run already: choose another --out\n")
     told_to = refused(capsys, "train", "language", *short, "--init", run, "--model.attention", "dot", "--out", nothing)
     assert "'regard swap'" in told_to
     assert not (tmp_path / "nothing").exists()

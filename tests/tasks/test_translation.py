@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -139,6 +140,14 @@ def test_B1_as_many_lines_out_as_in(monkeypatch, capsys, run, text):
         assert len(lines) == expected
         for line in lines:
             assert len(line.split("\t")) == 1 + len(flags)
+
+
+def test_an_empty_input_is_said(monkeypatch, capsys, run, tmp_path):
+    assert translated(monkeypatch, capsys, b"", run) == ([], "regard: standard input is empty\n")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    _, said = translated(monkeypatch, capsys, b"", run, str(tmp_path / "empty.txt"))
+    assert said == f"regard: {tmp_path / 'empty.txt'} is empty\n"
+    assert translated(monkeypatch, capsys, b"\n", run)[1] == ""
 
 
 def test_B1_faults_are_said(monkeypatch, capsys, run):
@@ -695,7 +704,7 @@ def test_compact_numbers():
         (["train", "translate"], "data.source"),
         (["train", "translate", "--data.source", "missing.tsv"], "missing.tsv"),
         (["train", "translate", "--data.generated", "100", "--model.attention", "sofmax"], "softmax"),
-        (["train", "translate", "--data.generated", "100", "--out", "RUN"], "holds a run already"),
+        (["train", "translate", "--data.generated", "100", "--out", "RUN"], "or choose another --out"),
     ],
 )
 def test_mistakes_end_in_one_line(arguments, words, run, tmp_path, capsys, monkeypatch):
@@ -749,7 +758,11 @@ def test_train_resume_average_by_command(tmp_path, capsys, monkeypatch):
     assert cli.main(["resume", "r", "--steps", "5"]) == 0
     assert "resuming from step 3" in capsys.readouterr().err
     assert cli.main(["average", "r", "--last", "2"]) == 0
-    assert "averaged 2 checkpoints" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "averaged 2 checkpoints" in said.out
+    assert not said.err
+    assert cli.main(["average", "r", "--last", "20"]) == 0
+    assert re.search(r"r has only \d checkpoints instead of 20: --training.save_every", capsys.readouterr().err)
     assert cli.main(["train", "translate", "--config", "r/config.yaml", "--out", "again"]) == 0
 
 

@@ -286,6 +286,28 @@ def test_R8_rows_have_the_lines_of_the_file(tmp_path):
             assert ids[: len(expected)] == expected
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_R8_an_evaluation_without_numbers_names_the_learning_rate(tmp_path, monkeypatch, precision):
+    """The weights are still finite, and the logits no longer."""
+    settings = config(tmp_path, evaluate_every=4)
+    original = loop.Loop._evaluate
+
+    def blown_up(self):
+        with torch.no_grad():
+            self.task.model.get_parameter("decoder.norm.weight").fill_(3e38)
+        self.config = dataclasses.replace(self.config, precision=precision)
+        original(self)
+
+    monkeypatch.setattr(loop.Loop, "_evaluate", blown_up)
+    with pytest.raises(loop.TrainingError, match=r"^step 4: .*NaN or infinite") as caught:
+        finish(settings)
+    words = str(caught.value)
+    assert "The learning rate is probably too high; the last good checkpoint is step-00000003." in words
+    assert "A smaller learning_rate" in words
+    assert "take an earlier checkpoint" not in words
+    assert ("float32 instead of float16" in words) == (precision == "float16")
+
+
 def test_R8_no_poisoned_checkpoint(tmp_path, monkeypatch):
     """Weights that an update itself ruined are not saved, even where no loss has seen them yet."""
     settings = config(tmp_path, save_every=1)

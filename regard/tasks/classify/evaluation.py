@@ -12,6 +12,8 @@ from regard.tasks.classify.task import Task
 from regard.tasks.load import read_config, read_parts
 from regard.training.run import Run
 
+FEW = 30  # examples of a label below which recall and precision are rough
+
 
 class Evaluation(NamedTuple):
     """What `regard evaluate` prints of a classifier."""
@@ -68,6 +70,7 @@ class Evaluation(NamedTuple):
                         f"  {where:<10}  recall {part.recall:.4f} ({part.right:,} of {part.positives:,} found), "
                         f"precision {part.precision:.4f} ({part.taken - part.right:,} of {part.taken:,} taken wrongly)"
                     )
+                    lines += [f"  {'':<10}  {remark}" for remark in few_positives(part, self.threshold.label)]
         return lines + self._baseline_lines()
 
     def _baseline_lines(self) -> list[str]:
@@ -130,6 +133,13 @@ def evaluate(
         reached = decide(truth == index, probabilities[:, index], threshold.value)
     found = report(truth.tolist(), probabilities, classifier.labels)
     return Evaluation(mean_loss(truth, probabilities), found, threshold, chosen, reached)
+
+
+def few_positives(found: Choice, label: str) -> list[str]:
+    """A remark where too few examples have the label of a threshold to measure it well."""
+    if found.positives >= FEW:
+        return []
+    return [f"few examples of {label!r} ({found.positives}): on other texts both may differ by 0.1 or more"]
 
 
 def _share(value: float | None) -> str:

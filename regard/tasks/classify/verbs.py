@@ -15,6 +15,7 @@ from regard.tasks.command import (
     counted,
     few_warnings,
     notice,
+    notice_empty,
     read_columns,
 )
 
@@ -73,6 +74,7 @@ def classify(arguments: argparse.Namespace) -> int | None:
     from regard.data.text import opened, read_sentences, shown
     from regard.tasks.captions import verbs as captions
     from regard.tasks.classify import Classifier
+    from regard.tasks.classify.evaluation import few_positives
     from regard.tasks.images import verbs as images
     from regard.training.run import Run
 
@@ -96,6 +98,8 @@ def classify(arguments: argparse.Namespace) -> int | None:
             f"{threshold.label!r} at a probability of at least {threshold.value:.6g}: recall {chosen.recall:.4f} and "
             f"precision {chosen.precision:.4f} on the validation texts of the run"
         )
+        for remark in few_positives(chosen, threshold.label):
+            notice(remark)
     with opened(arguments.input) as stream, few_warnings() as warn:
         # a person at a terminal gets each answer at once
         at_once = 1 if stream.isatty() else 1024
@@ -109,6 +113,7 @@ def classify(arguments: argparse.Namespace) -> int | None:
                     print("" if answer is None else f"{answer.label}\t{answer.probability:.4f}")
             number += len(some)
             sys.stdout.flush()
+        notice_empty(arguments.input, number)
 
 
 def _threshold(classifier: "Classifier", arguments: argparse.Namespace) -> "tuple[Threshold | None, Choice | None]":

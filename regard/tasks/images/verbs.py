@@ -69,6 +69,9 @@ def classify(arguments: argparse.Namespace) -> int:
     if not files:
         raise ValueError(f"{run} classifies images: name some, regard classify {run} picture.jpg")
     classifier = ImageClassifier.load(run, which=arguments.checkpoint, device=arguments.device)
+    if run != arguments.run and not arguments.json:  # JSON has every label
+        known = classifier.labels
+        notice(f"the bundled classifier knows {len(known)} classes and answers with one of them: {', '.join(known)}")
     broken = 0
     for file, answer in zip(files, classifier.classify(files), strict=True):
         if isinstance(answer, BadImage):

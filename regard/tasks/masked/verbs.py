@@ -14,6 +14,7 @@ from regard.tasks.command import (
     counted,
     evaluated_documents,
     few_warnings,
+    notice_empty,
 )
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def embed(arguments: argparse.Namespace) -> None:
                 continue
             for vector in vectors:
                 print(json.dumps([round(float(value), 7) for value in vector]))
+        notice_empty(arguments.input, number - 1)
     if arguments.out is not None:
         width = embedder.model.config.width
         np.save(arguments.out, np.concatenate([np.zeros((0, width), np.float32), *parts]))

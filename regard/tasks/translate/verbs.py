@@ -24,6 +24,7 @@ from regard.tasks.command import (
     counted,
     few_warnings,
     notice,
+    notice_empty,
     read_columns,
     write_out,
 )
@@ -257,6 +258,7 @@ def _translate_file(
                     cells += [next(links)] if arguments.alignments else []
                     rows.append("\t".join(cells) + "\n")
             write("".join(rows))
+    notice_empty(path, number)
     return number
 
 
