@@ -132,6 +132,11 @@ class Projected(Attention):
     ) -> tuple[Tensor, Any]:
         """Roles "self" and "causal": [B, H, T, D] and the new state (None without one)."""
 
+    @property
+    def can_split_rows(self) -> bool:
+        """Whether processes can share the tokens of each row: a mechanism or its base writes `attend_split`."""
+        return type(self).attend_split is not Projected.attend_split
+
     def attend_split(self, split: Split, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor]) -> Tensor:
         """[B, H, T, D] where processes share the tokens of each row, and this one has T of them, which `rows` places.
         Default: the mechanism cannot."""

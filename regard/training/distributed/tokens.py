@@ -36,8 +36,8 @@ def check_splits(model: nn.Module) -> None:
 def _can_split(part: nn.Module, facts: Any) -> bool:
     """Whether a layer of attention gives a part of a row the answers that the whole row has there."""
     # what puts other mechanisms together leaves it to them
-    is_known = hasattr(part, "attend_split") or hasattr(part, "parts")
-    return is_known and facts.prefix_invariant and facts.split_invariant and not facts.auxiliary_loss
+    is_written = getattr(part, "can_split_rows", hasattr(part, "parts"))
+    return is_written and facts.prefix_invariant and facts.split_invariant and not facts.auxiliary_loss
 
 
 def split_tokens(batch: tuple[Tensor | None, ...], split: Split) -> Any:
