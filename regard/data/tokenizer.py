@@ -240,7 +240,7 @@ class Tokenizer:
         `unknown`. A text may hold any character, also "\\n", if the ids say so; bytes that are not UTF-8 become
         U+FFFD."""
         ids = self.checked(ids)
-        if any(id in self.placeholders for id in ids):
+        if self.placeholders and any(id in self.placeholders for id in ids):
             return self.decode_between(ids, {})
         if self.kind in (*BYTE_PAIRS, "bytes"):
             text = self.bpe.decode([id for id in ids if id >= len(SPECIAL)])
@@ -372,10 +372,10 @@ class Tokenizer:
         raise ValueError(f"{path}: the tokenizer is damaged: its pieces do not make a vocabulary of kind {kind!r}")
 
     def checked(self, ids: Iterable[int]) -> list[int]:
-        ids = [int(id) for id in ids]
+        ids, size = [int(id) for id in ids], self.size
         for id in ids:
-            if not 0 <= id < self.size:
-                raise ValueError(f"token id {id} is not in the vocabulary of {self.size}: wrong tokenizer?")
+            if not 0 <= id < size:
+                raise ValueError(f"token id {id} is not in the vocabulary of {size}: wrong tokenizer?")
         return ids
 
 

@@ -25,8 +25,9 @@ class FixedBatch:
         self.model, self.device, self.capacity = model, device, capacity
         self.rows: list[Row | None] = [None] * places
         self.state: Any = None
-        self.tokens = torch.zeros(places, 1, dtype=torch.long, device=device)
-        self.is_real = torch.zeros(places, dtype=torch.long, device=device)
+        # of each place, the token that it reads, and whether it has a row: one tensor, which is copied at once
+        self.inputs = torch.zeros(2, places, dtype=torch.long, device=device)
+        self.tokens, self.is_real = self.inputs[0, :, None], self.inputs[1]
         self.logits: Tensor | None = None
         self.capture = capture or CudaGraph(device)
         self.steps, self.repeat = 0, self._advance
@@ -54,14 +55,15 @@ class FixedBatch:
 
     def step(self) -> tuple[list[Row], Tensor]:
         """Every row reads its last token. Returns the rows and the logits [rows, V] of what follows."""
-        self.tokens.copy_(self._tensor([0 if row is None else row.token for row in self.rows])[:, None])
-        self.is_real.copy_(self._tensor([row is not None for row in self.rows]))
+        tokens = [0 if row is None else row.token for row in self.rows]
+        self.inputs.copy_(torch.tensor([tokens, [int(row is not None) for row in self.rows]]))
         if self.steps == WARM:
             self.repeat = self.capture(self._advance)
         self.repeat()
         self.steps += 1
         assert self.logits is not None, "a step writes them"
-        return self.active, self.logits[self._tensor([place for place, row in enumerate(self.rows) if row is not None])]
+        places = [place for place, row in enumerate(self.rows) if row is not None]
+        return self.active, self.logits if len(places) == len(self.rows) else self.logits[self._tensor(places)]
 
     def _advance(self) -> None:
         logits, after = self.model.extend(self.tokens, self.state)

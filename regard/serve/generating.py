@@ -335,7 +335,8 @@ class Generator:
             return
         rows = [row for _, row in pairs]
         going = self._choose(rows, last[torch.tensor([place for place, _ in pairs], device=self.device)])
-        places = [place for place, row in pairs if row in going]
+        stay = set(going)
+        places = [place for place, row in pairs if row in stay]
         if going:
             whole = places == list(range(len(fills)))
             self.batch.join(going, state if whole else take_rows(state, torch.tensor(places, device=self.device)))
@@ -347,7 +348,7 @@ class Generator:
         self.counts.steps += 1
         self.counts.rows_idle += len(self.batch.rows) - len(rows)
         self.counts.rows_stepped += len(rows)
-        going = self._choose(rows, logits)
+        going = set(self._choose(rows, logits))
         self.batch.leave([row for row in rows if row not in going])
 
     def _choose(self, rows: list[Row], logits: Tensor) -> list[Row]:

@@ -104,7 +104,8 @@ class Row:
         return len(self.generation.ids) + max(0, self.steps - 1)
 
     def add(self, token: int, scored: Scored | None) -> Update | None:
-        """Takes the next token; the end token has none of the others' text. None: there is nothing to tell yet."""
+        """Takes the next token; the end token has none of the others' text. None: there is nothing to tell yet; of an
+        answer that is no stream there is at its end only."""
         self.token, self.steps = token, self.steps + 1
         text = ""
         if token == self.generation.tokenizer.eos:
@@ -118,11 +119,11 @@ class Row:
                 self.ended = "stop"
             elif self.steps == self.generation.tokens:
                 self.ended, text = "length", text + self.listener.rest()
-        return self._update(text) if self.ended or text else None
+        return self._update(text) if self.ended or (text and self.generation.streams) else None
 
     def _update(self, text: str) -> Update:
         """The text, and the tokens that it has shown the beginning of."""
-        shown = len(self.listener.text)
+        shown = len(self.listener.text) if self.scores else 0
         if self.listener.stopped:
             self.scores = [token for token in self.scores if token.offset < shown]
         elif self.ended and self.scores:

@@ -275,6 +275,8 @@ class Listener:
         self.ids.append(token)
         self.piece = self.stream.add(token)
         self.held += self.piece
+        if not self.stop:
+            return self._give(len(self.held)), False
         places = [at for word in self.stop if (at := self.held.find(word)) >= 0]
         if places:
             self.held, self.stopped = self.held[: min(places)], True
