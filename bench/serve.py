@@ -169,7 +169,7 @@ def running(server: Server, body: dict[str, Any]) -> Iterator[Server]:
 
 def small_run(folder: Path, attention: str) -> None:
     tokenizer = Tokenizer.train([" ".join(WORDS)], 260, "bytes")
-    sizes = {"width": 64, "heads": 4, "layers": 2, "inner": 128, "position": "rotary"}
+    sizes = {"width": 64, "heads": 4, "layers": 2, "inner": 128, "position": "sinusoidal"}
     write_run(
         folder, ModelConfig(kind="decoder", vocabulary=tokenizer.size, attention=attention, **sizes), tokenizer, 256
     )
