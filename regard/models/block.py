@@ -128,53 +128,12 @@ class Block(nn.Module):
         maps: Recording | None = None,
     ) -> Out:
         """`maps` collects [B, H, T, S] of the place it names, "self" or "cross"."""
-        if state is not None and maps is None and not self.training and self.short is None and self.order is None:
-            return self.forward_step(x, rows, state, stream)
-        return self.forward_sublayers(x, rows, state=state, memory=memory, stream=stream, maps=maps)
-
-    def forward_sublayers(
-        self,
-        x: Tensor,
-        rows: Rows,
-        *,
-        state: BlockState | None = None,
-        memory: Memory | None = None,
-        stream: Tensor | None = None,
-        maps: Recording | None = None,
-    ) -> Out:
-        """`forward`, sublayer by sublayer."""
         outs: list[Out] = []
         for add, norm in zip(self.sublayers(rows, state=state, memory=memory, maps=maps), self.norms, strict=True):
             outs.append(add(x, stream))
             x = x + outs[-1].y if self.pre else norm(x + outs[-1].y)
             stream = outs[-1].stream
         return combine_outputs(x, stream, outs, state)
-
-    def forward_step(self, x: Tensor, rows: Rows, state: BlockState, stream: Tensor | None = None) -> Out:
-        """`forward_sublayers` of a layer that decodes, without a function for each sublayer: a step has little to
-        compute, and these take their time."""
-        assert self.attention is not None, "layers of a decoder attend to themselves"
-        outs, pre = [], self.pre
-        norms = iter(self.norms)
-
-        def add(norm: nn.Module, x: Tensor, out: Out) -> Tensor:
-            outs.append(out)
-            return x + out.y if pre else norm(x + out.y)
-
-        norm = next(norms)
-        out = self.attention.forward_packed(norm(x) if pre else x, rows, state=state.attention, stream=stream)
-        after, stream = state._replace(attention=out.state), stream if out.stream is None else out.stream
-        x = add(norm, x, out)
-        if self.cross is not None:
-            norm = next(norms)
-            read = norm(x) if pre else x
-            # beams of one sentence fold into the queries of its memory
-            folded = read.reshape(state.cross.count.shape[0], -1, x.shape[2])
-            out = self.cross.forward_packed(folded, state=state.cross)
-            x = add(norm, x, Out(out.y.reshape(x.shape)))
-        norm = next(norms)
-        x = add(norm, x, self.feedforward.forward_packed(norm(x) if pre else x, rows))
-        return Out(x, after, stream, sum_losses(outs), outs[-1].statistics)
 
     def sublayers(
         self,

@@ -8,7 +8,6 @@ from torch.testing import assert_close
 
 import regard
 from regard.core.rows import Memory, Rows
-from regard.models.block import Block
 from regard.models.config import ModelConfig
 from regard.models.registry import PAPER
 from regard.models.transformer import Transformer
@@ -99,32 +98,6 @@ def test_beams_share_a_memory():
     logits, _ = model.extend(target[:, 2:], state.reorder(order))
     rows = torch.cat([target[order, :2], target[:, 2:]], 1)
     assert_close(logits, model(source.repeat_interleave(3, 0), rows).logits[:, 2:])
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize(("attention", "cross"), [("softmax", "linear"), ("luna(length=3)", "luna(length=3)")])
-def test_a_step_of_a_layer_is_that_of_its_sublayers(monkeypatch, attention, cross, norm):
-    """Bit for bit, also where a layer carries a stream."""
-    model, taken, step = build(attention=attention, cross_attention=cross, norm=norm), [], Block.forward_step
-    memory = model.encode(ids(), keep=KEEP)
-
-    @torch.no_grad()
-    def logits():
-        state, found = model.start(6, memory=memory), []
-        for token in ids(6, 4).split(1, 1):
-            y, state = model.extend(token, state)
-            found.append(y)
-        return torch.cat(found, 1)
-
-    def by_sublayers(self, x, rows, state, stream):
-        taken.append(self)
-        return self.forward_sublayers(x, rows, state=state, stream=stream)
-
-    monkeypatch.setattr(Block, "forward_step", by_sublayers)
-    expected = logits()
-    assert len(taken) == 8, "two layers, four tokens"
-    monkeypatch.setattr(Block, "forward_step", step)
-    assert torch.equal(logits(), expected)
 
 
 @pytest.mark.parametrize("spec", [*taking("self"), ["luna(length=3)", "softmax"], ["softmax", "luna(length=3)"]])
