@@ -75,7 +75,9 @@ class Cached(Attending):
     def step(self, x: Tensor, rows: Rows | None, state: Any) -> Out | None:
         heads, n = self.shape.heads, x.shape[1]
         plain = self.rings and self.position is None and self.shape.kv_heads == heads and n <= self.few
-        if not plain or self.training or not is_plain_cpu(x) or torch.compiler.is_compiling() or exporting():
+        # a compiler writes steps of its own, and autocast chooses a precision for each operator
+        has_others = torch.compiler.is_compiling() or exporting() or torch.is_autocast_enabled("cpu")
+        if not plain or self.training or not is_plain_cpu(x) or has_others:
             return None
         count = hidden = None
         if isinstance(state, CrossState):

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from regard.core.rows import Rows
 from regard.core.shape import Shape
-from regard.kernels.compiling import exporting
 from regard.layers.position.base import Position, PositionFacts, angles, check_columns, rates
-
-FEW, MOST = 8, 1024  # new tokens, and positions, that a table is for
 
 
 class Sinusoidal(Position):
@@ -60,11 +57,8 @@ class Sinusoidal(Position):
         self.register_buffer("rates", rates(self.first_half, base), persistent=False)
         column_rates = None if columns is None else rates(shape.width // 2, base)
         self.register_buffer("column_rates", column_rates, persistent=False)
-        self._begin: Tensor | None = None  # [N, E] for the first tokens of a line: see _known
 
     def add(self, x: Tensor, rows: Rows) -> Tensor:
-        if (known := self._known(x, rows)) is not None:
-            return x + known
         positions = rows.positions()
         if self.columns is None or self.column_rates is None:
             return x + self._waves(positions, self.rates, self.first_half, x.dtype)
@@ -72,20 +66,6 @@ class Sinusoidal(Position):
         across = self._waves(column, self.column_rates, self.shape.width - self.first_half, x.dtype)
         placed = torch.cat([self._waves(row, self.rates, self.first_half, x.dtype), across], -1)
         return x + (torch.where((positions > 0)[..., None], placed, 0) if self.apart else placed)
-
-    def _known(self, x: Tensor, rows: Rows) -> Tensor | None:
-        """[T, E] from a table, for a few tokens on a CPU: in a step of decoding the sinusoids would take long."""
-        first = rows.uniform_start
-        if first is None or self.columns is not None or type(x) is not Tensor or x.device.type != "cpu":
-            return None
-        if torch.compiler.is_compiling() or exporting() or rows.T > FEW or first + rows.T > MOST:
-            return None
-        table = self._begin
-        if table is None or table.dtype != x.dtype:
-            with torch.inference_mode(False):
-                table = self._waves(torch.arange(MOST, device=x.device), self.rates, self.first_half, x.dtype)
-            self._begin = table
-        return table[first : first + rows.T]
 
     def _waves(self, places: Tensor, rates: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         """[1 or B, T] -> [1 or B, T, width]"""

@@ -79,8 +79,12 @@ def test_where_the_usual_way_is_taken(monkeypatch):
         ragged.extend(tokens[:, :1], state)
         for other in (layer("causal", position="rotary"), layer("causal", kv_heads=2), layer("causal").train()):
             other.extend(tokens[:, :1], other.start(2, capacity=8))
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = layer("causal")
+            mixed.extend(tokens[:, :1], mixed.start(2, capacity=8))
         long = layer("cross")
         long.extend(torch.randn(1, 9, 24), long.start(1, memory=tokens[:1]))
     grown = layer("causal")
     grown.extend(tokens[:, :1], grown.start(2, capacity=8))
-    assert steps == [None] * 7, "padding, positions inside, groups of heads, training, many queries, gradients"
+    # padding, positions inside, groups of heads, training, autocast, many queries, gradients
+    assert steps == [None] * 8

@@ -333,20 +333,3 @@ def test_kernels_get_the_bias_of_places(spec):
     found, gaps = scheme.run_bias(3, 2), torch.arange(-3, 3)
     expected = scheme.bias(4 * gaps[None])[:, 0]
     assert_close(-found.slopes[:, None] * gaps.abs() if found.table is None else found.table, expected)
-
-
-@pytest.mark.parametrize("layout", ["interleaved", "halves"])
-def test_sinusoids_of_single_tokens_are_those_of_whole_texts(layout):
-    """They come from a table, which is made once for each precision."""
-    position = scheme(f"sinusoidal(layout={layout!r})", width=10, heads=2)
-    for dtype in (torch.float64, torch.float32, torch.float64):
-        whole = position.add(torch.zeros(1, 1100, 10, dtype=dtype), rows(1100))
-        for at in (0, 1, 500, 1020, 1022, 1023, 1024, 1090):
-            found = position.add(torch.zeros(1, 3, 10, dtype=dtype), rows(3, start=at))
-            assert_close(found, whole[:, at : at + 3], rtol=0, atol=1e-15 if dtype == torch.float64 else 1e-7)
-    with torch.inference_mode():
-        position = scheme(f"sinusoidal(layout={layout!r})", width=10, heads=2)
-        position.add(torch.zeros(1, 1, 10), rows(1))
-    x = torch.zeros(1, 1, 10, requires_grad=True)
-    (position.add(x, rows(1)) * position.add(x, rows(1))).sum().backward()
-    assert x.grad is not None
