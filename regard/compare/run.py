@@ -34,7 +34,8 @@ PLANNED_SHARE = 0.92  # of the time that measuring plans with: what is begun is 
 STEPS_PER_GROUP = 15  # of the baseline, after two are prepared, without which a group is not worth beginning
 MEMORY_SHARE = 0.7  # of the free memory
 SCREENING_SHARE = 0.3  # of the time, that estimates may take
-TOO_SLOW = 1.2  # times the time of the baseline, by shorter lengths, at which a row is not measured
+# times the time of the baseline, by shorter lengths, at which a row is not measured: what calls cost counts more there
+TOO_SLOW = 2.0
 HOPELESS = 8.0  # the same, from which on an estimate is not repeated
 METRICS = {"speed": ("forward", "train"), "decode": ("step",)}
 LIMITS = {"slow": "seconds", "memory": "room"}  # statuses that a larger limit may change, and the limit
