@@ -47,11 +47,8 @@ class PackedFloat(Packed):
         self.offset = None if linear.bias is None else linear.bias.detach().to(dtype)
 
     def multiply(self, x: Tensor) -> Tensor:
-        # the overload by its name, and no conversion that does nothing: a step of decoding has dozens of small products
-        product = torch.ops.mkldnn._linear_pointwise.default
-        if x.dtype == self.dtype:
-            return product(x, self.layout, self.offset, "none", [], "")
-        return product(x.to(self.dtype), self.layout, self.offset, "none", [], "").to(x.dtype)
+        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.layout, self.offset, "none", [], "")
+        return y.to(x.dtype)
 
 
 class PackedInteger(Packed):

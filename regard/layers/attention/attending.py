@@ -51,7 +51,7 @@ class Attending(Projected):
             visible, some = mask.safe()
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=p, scale=scale, enable_gqa=gqa)
             return o if some is None else torch.where(some, o, 0)
-        if surely_at_most(mask.T, self.few) and not gqa and is_plain_cpu(q):
+        if surely_at_most(mask.T, self.few) and not gqa and _plain_cpu(q):
             return self.softmax_average(mask, q * scale @ k.transpose(2, 3), v)
         count = mask.count if not mask.causal and mask.shift == 0 and p == 0 else None
         if count is not None and ragged.takes(q, k):
@@ -196,6 +196,5 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def is_plain_cpu(x: Tensor) -> bool:
-    """Whether it is on a CPU, of full precision, and in inference."""
+def _plain_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled()

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from regard.core import ring
 from regard.core.rows import Mask, Rows
-from regard.core.sequence import Split, current_split, tied, tokens_before
-from regard.core.state import Out, Progress, RingState, check_rows, fix_bound, merge_fields, take_rows
-from regard.kernels.compiling import exporting
-from regard.layers.attention.attending import Attending, is_plain_cpu
-from regard.layers.attention.projected import CrossState
+from regard.core.sequence import Split, tied, tokens_before
+from regard.core.state import Progress, RingState, check_rows, fix_bound, merge_fields, take_rows
+from regard.layers.attention.attending import Attending
 
 
 class CacheState(NamedTuple):
@@ -70,42 +68,6 @@ class Cached(Attending):
             return state
         keys, values = state.parts
         return RingState((keys, values), state.progress)
-
-    @final
-    def step(self, x: Tensor, rows: Rows | None, state: Any) -> Out | None:
-        heads, n = self.shape.heads, x.shape[1]
-        plain = self.rings and self.position is None and self.shape.kv_heads == heads and n <= self.few
-        # a compiler writes steps of its own, and autocast chooses a precision for each operator
-        has_others = torch.compiler.is_compiling() or exporting() or torch.is_autocast_enabled("cpu")
-        if not plain or self.training or not is_plain_cpu(x) or has_others:
-            return None
-        count = hidden = None
-        if isinstance(state, CrossState):
-            if state.allowed is not None:
-                return None
-            after, count, (k, v) = state, state.count, state.parts
-            if not state.full:
-                hidden = (torch.arange(k.shape[2], device=x.device) >= count[:, None])[:, None, None]
-        elif isinstance(state, CacheState) and rows is not None and current_split() is None:
-            at = rows.uniform_start
-            if at is None or n != 1 or at >= state.parts[0].shape[2]:
-                return None
-            for name, part in zip("kv", state.parts, strict=True):
-                part.select(2, at).copy_(self.project[name](x).view(len(x), heads, -1))
-            after = CacheState(state.parts, state.progress.advance(rows))
-            k, v = (part[:, :, : at + 1] for part in state.parts)
-        else:
-            return None
-        q = self.project["q"](x).view(len(x), n, heads, -1).transpose(1, 2)
-        weights = q * self.scale @ k.transpose(2, 3)  # [B, H, n, S]
-        if hidden is None:
-            weights = weights.softmax(-1)
-        else:
-            weights = weights.masked_fill_(hidden, torch.finfo(x.dtype).min).softmax(-1).masked_fill_(hidden, 0)
-        y = self.output((weights @ v).transpose(1, 2).reshape(len(x), n, -1))
-        if count is not None and self.output.bias is not None:
-            y = torch.where(count[:, None, None] > 0, y, 0)
-        return Out(y, after)
 
     @final
     def attend_self(

@@ -153,10 +153,6 @@ class Projected(Attention):
         """Role "cross": [B, H, T, D] of the queries over it. Default: the mechanism does not take that role."""
         self.not_written("attend_memory")
 
-    def step(self, x: Tensor, rows: Rows | None, state: Any) -> Out | None:
-        """What `forward_packed` gives for new tokens, in fewer operators; None where it cannot. A step of decoding on a
-        CPU takes as long for its operators as for its products. Default: there is no such way."""
-
     def learn(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None, state: Any
     ) -> Tensor | None:
@@ -187,8 +183,6 @@ class Projected(Attention):
         memory: Memory | None = None,
         stream: Tensor | None = None,
     ) -> Out:
-        if state is not None and (out := self.step(x, rows, state)) is not None:
-            return out
         rows = rows or Rows.full(x)
         query, source = self.project_inputs(x, rows, memory)
         split = current_split()
