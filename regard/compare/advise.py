@@ -55,11 +55,8 @@ def _recommend_by_costs(results: Results) -> list[str]:
 
 def _left_out(results: Results) -> list[str]:
     """What was not measured because of an estimate."""
-    rows = [row for row in results.rows if row["status"] == "slow"]
-    names = list(dict.fromkeys(row["spec"] for row in rows))
-    return (
-        [f"Not measured, as estimates call them slower: {_join_names(names)}."] if names and results.asks_costs else []
-    )
+    names = [row["spec"] for row in results.rows if row["status"] == "slow"] if results.asks_costs else []
+    return [f"Not measured, as too slow by an estimate: {_join_names(list(dict.fromkeys(names)))}."] if names else []
 
 
 def _crossovers(results: Results) -> list[str]:

@@ -102,8 +102,7 @@ class CostPlan:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide it")
         if not 0 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 1 to {MAX_THREADS:,}, or 0 to let PyTorch choose, got {self.threads}")
-        if not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes must be above 0 and finite, such as 10, got {self.minutes:g}")
+        check_minutes(self.minutes)
         if not hasattr(torch, self.dtype) or not isinstance(getattr(torch, self.dtype), torch.dtype):
             raise ValueError(f"dtype must be float32, bfloat16 or float16, got {self.dtype!r}")
         for spec in self.specs:
@@ -216,6 +215,12 @@ def fair(item: str, length: int, known: dict[str, tuple[str, ...]] | None = None
 def cost_plan(values: dict[str, Any]) -> CostPlan:
     """A plan from plain values."""
     return from_json(CostPlan, values)
+
+
+def check_minutes(minutes: float) -> None:
+    """Refuses a time limit that is none."""
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"minutes must be above 0 and finite, such as 10, got {minutes:g}")
 
 
 def whole_numbers(flag: str, text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from regard import tasks as run_tasks
 from regard.compare.budget import Budget
 from regard.compare.learn import Trial
-from regard.compare.plan import BASELINE, fair_for_task
+from regard.compare.plan import BASELINE, check_minutes, fair_for_task
 from regard.compare.question import Question, code_of, machine_of, shared_code, short
 from regard.compare.runs import RunTrial
 from regard.compare.store import Folder
@@ -83,6 +83,7 @@ class QualityPlan:
         for name in ("batch", "width", "heads", "inner", "layers", "seeds", "jobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_minutes(self.minutes)
         if self.length < 0:
             raise ValueError(f"the length of a task must be at least 1, got {self.length}")
         if any(rate <= 0 for rate in self.rates):

@@ -113,6 +113,22 @@ def test_a_window_is_not_hopeless_because_its_first_tokens_are_cheap():
     subject._check_limits()
 
 
+class Disturbed(MeasuredLayer):
+    """A layer of which one call in four is not disturbed."""
+
+    calls = 0
+
+    def _timed(self, call):
+        call()
+        self.calls += 1
+        return 0.001 if self.calls % 4 == 0 else 0.02
+
+
+def test_short_steps_are_tried_until_one_is_not_disturbed():
+    subject = Disturbed(Setting("linear", "causal", 2048, seconds=1e9, **SIZES))
+    assert subject.estimate() == {"seconds": pytest.approx(0.008), "length": 256.0}
+
+
 def test_a_table_is_no_memory_that_grows():
     subject = Window(Setting("gmlp(longest=1024)", "causal", 8192, seconds=1e9, room=1e8, **SIZES))
     subject.tables = 3 * 4 * count_parameters(subject.layer)

@@ -212,6 +212,10 @@ def test_mistakes(tmp_path, capsys):
         (["--length", "8", "--threads", "-1"], "threads must be 1 to 1,024"),
         (["--length", "8", "--threads", "1000000"], "threads must be 1 to 1,024"),
         (["--length", "8", "--minutes", "nan"], "minutes must be above 0 and finite"),
+        (
+            ["--task", "recall", "--minutes", "inf", "--out", str(tmp_path / "new")],
+            "minutes must be above 0 and finite",
+        ),
         (["bigbird", "--length", "64", "--out", str(tmp_path / "new")], "nothing to compare with softmax: bigbird"),
         (["--length", "8", "--device", "tpu", "--out", str(tmp_path / "new")], "no device is called 'tpu'"),
         (["--length", ""], "--length takes whole numbers such as 1024,8192, got ''"),
@@ -265,10 +269,10 @@ def test_a_comparison_that_takes_the_place_of_another_says_so(tmp_path):
 def test_what_an_estimate_left_out_is_named(tmp_path):
     """The sentences are about rows that were measured: whoever reads them alone is told of the others."""
     results = filled(tmp_path, {"linear": 0.5, "dot": 1.0}, specs=("linear", "dot"))
-    assert "estimates" not in " ".join(advise(results))
+    assert "estimate" not in " ".join(advise(results))
     row = next(row for row in results.rows if row["spec"] == "dot")
     row |= {"status": "slow", "note": "about 2 times the time of softmax"}
-    assert "Not measured, as estimates call them slower: dot." in advise(results)
+    assert "Not measured, as too slow by an estimate: dot." in advise(results)
 
 
 def test_a_second_process_leaves_the_plan_of_the_first(tmp_path, capsys):

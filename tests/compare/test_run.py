@@ -1,5 +1,6 @@
 """Filling a table with planted contestants and their clock: rounds, groups, kills, limits, and what is said of it."""
 
+import dataclasses
 import json
 import math
 import random
@@ -275,6 +276,18 @@ def test_limits_of_a_contestant(tmp_path, monkeypatch):
         ("linear", "dot"), 2.0
     )
     assert by_spec(Results(plan("linear", "dot", minutes=0.6), Folder(tmp_path)))["linear"]["status"] == "slow"
+
+
+@pytest.mark.parametrize(("loads", "noted"), [((0.1, 2.1), 0.1), ((0.1, 5.0), 3.0), ((4.0, 2.0), 4.0)])
+def test_its_own_threads_are_no_other_work(tmp_path, monkeypatch, loads, noted):
+    """The load of a group is that before the comparison, or what is left of it without two threads of its own."""
+    before, after = loads
+    readings = iter([before])
+    monkeypatch.setattr(run, "load_average", lambda: next(readings, after))
+    folder, asked = Folder(tmp_path), dataclasses.replace(plan("linear"), threads=2)
+    World({"softmax": 1.0, "linear": 0.5}).fill(asked, folder)
+    found = [cell.provenance["load"] for cell in folder.all() if cell.question.kind == "speed"]
+    assert found == [noted, noted]
 
 
 def test_a_second_signal_ends_the_program():
