@@ -213,7 +213,7 @@ def test_mistakes(tmp_path, capsys):
         (["--length", "8", "--threads", "1000000"], "threads must be 1 to 1,024"),
         (["--length", "8", "--minutes", "nan"], "minutes must be above 0 and finite"),
         (
-            ["--task", "recall", "--minutes", "inf", "--out", str(tmp_path / "new")],
+            ["--task", "recall", "--minutes", "-1", "--out", str(tmp_path / "new")],
             "minutes must be above 0 and finite",
         ),
         (["bigbird", "--length", "64", "--out", str(tmp_path / "new")], "nothing to compare with softmax: bigbird"),
