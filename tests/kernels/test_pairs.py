@@ -16,9 +16,10 @@ from regard.kernels import choose, random_features
 
 def check(device: str, dtype: torch.dtype, T: int, S: int, D: int, R: int, *, causal: bool, far: float = 1.0) -> None:
     draw = torch.Generator().manual_seed(T)
+    values = min(D + 3, random_features.TILE)  # a width of their own, where a tile has room for it
     q, k, v, g = (
         torch.randn(3, n, 2, width, generator=draw).to(device, dtype).transpose(1, 2)
-        for n, width in ((T, D), (S, D), (S, D + 3), (T, D + 3))
+        for n, width in ((T, D), (S, D), (S, values), (T, values))
     )
     k = k * far
     W = torch.randn(R, D, generator=draw).to(device)
