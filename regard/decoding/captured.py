@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.capture import without_collection
 from regard.decoding.base import DecodingConfig, Pool, refuse
 from regard.decoding.greedy import Watch, Written, ask_watch, ranked
 
@@ -116,11 +117,12 @@ class CudaGraph:
         graph = torch.cuda.CUDAGraph()
         try:
             # not `torch.cuda.graph`, which empties caches; other threads may use the GPU meanwhile
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                graph.capture_end()
+            with without_collection():
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
         except RuntimeError as error:
             self.works = False
             torch.cuda.synchronize(self.device)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.core.capture import without_collection
+
 MOST = 128  # shapes that are captured; others run without a graph
 
 
@@ -74,7 +76,10 @@ class CudaGraphs:
         torch.cuda.synchronize(self.device)
         drawn = torch.cuda.get_rng_state(self.device)
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            with (
+                without_collection(),
+                torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
+            ):
                 results = self.work(batch, values)
         except RuntimeError as error:
             self.works = False

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from regard.core.capture import without_collection
+
 STEPS = 5
 WARMUP = 2  # steps before a CUDA graph is captured: states are made, libraries have their workspaces
 # Of the odd polynomial a x + b x^3 + c x^5, which brings singular values from (0, 1] near 1 in five steps
@@ -61,7 +63,7 @@ class Muon(torch.optim.Optimizer):
         if self.captured and self.graph is None and self.steps > WARMUP:
             self.graph = torch.cuda.CUDAGraph()
             # nothing runs while it is captured
-            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+            with without_collection(), torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
                 self._step_matrices(groups)
         if self.graph is None:
             self._step_matrices(groups)

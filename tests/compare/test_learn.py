@@ -1,6 +1,7 @@
 """How a quality cell is trained: examples that are drawn early, updates that are replayed, and what an update takes."""
 
 import dataclasses
+import gc
 import signal
 import threading
 
@@ -68,6 +69,7 @@ class Gpu:
         def run(batch, weights):
             if self.capturing is None:
                 return work(batch, weights)
+            assert not gc.isenabled(), "garbage may be collected during a capture"
             results = {"finite": torch.zeros((), dtype=torch.bool)}
             self.capturing.replay = lambda: results["finite"].copy_(work(batch, weights)["finite"])
             return results
