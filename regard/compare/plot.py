@@ -176,22 +176,39 @@ def _draw_bubbles(axes: Any, results: Results, tables: list[Scores]) -> None:
     costs = {parse(row["spec"]).name: row for row in results.rows if row["status"] == DONE and "peak_mib" in row}
     largest = max((row["peak_mib"] for row in costs.values()), default=0) or 1
     rows = [{parse(row["spec"]).name: row for row in scores.measured} for scores in tables]
+    speeds: list[float] = []
     for name in dict.fromkeys(name for part in rows for name in part):
         if name not in costs:
             continue
         x, size = 1 / costs[name]["train_ratio"], 20 + 400 * costs[name]["peak_mib"] / largest
-        found = [part[name]["score"] for part in rows if name in part]
-        axes.plot([x] * len(found), found, color=FADED, linewidth=0.8, zorder=1)
+        speeds.append(x)
+        found = [part[name] for part in rows if name in part]
+        axes.plot([x] * len(found), [row["score"] for row in found], color=FADED, linewidth=0.8, zorder=1)
         for part, (face, _) in zip(rows, shown, strict=True):
             if name in part:
-                axes.scatter(x, part[name]["score"], s=size, facecolors=face, edgecolors=STRONG, alpha=0.7, zorder=2)
-        axes.annotate(name, (x, max(found)), fontsize=7, xytext=(4, 4), textcoords=POINTS)
+                row = part[name]
+                axes.plot([x, x], [row["score_min"], row["score_max"]], color=STRONG, linewidth=1, zorder=1)
+                axes.scatter(x, row["score"], s=size, facecolors=face, edgecolors=STRONG, alpha=0.7, zorder=2)
+        # beside the bubble, below and above in turn: names do not meet those of neighbours
+        height = 4 if len(speeds) % 2 else -10
+        axes.annotate(name, (x, max(row["score"] for row in found)), fontsize=7, xytext=(7, height), textcoords=POINTS)
     axes.set_xscale("log")
+    _set_plain_ticks(axes.xaxis, speeds)
+    axes.margins(x=0.2, y=0.15)  # room for names
     axes.set_xlabel(f"speed of a training step at {results.plan.lengths[0]:,} tokens, softmax = 1")
-    axes.set_ylabel(tables[0].metric)
-    _draw_chance(axes, tables[0])
+    chance = tables[0].chance
+    axes.set_ylabel(tables[0].metric + (f" (chance {chance[0]:.2f})" if chance else ""))
     title = tables[0].plan.label.partition(",")[0]
-    axes.set_title(f"{title}: {', '.join(words for _, words in shown)}; area = memory", fontsize=9)
+    words = (*(words for _, words in shown), "area = memory", "line = seeds")
+    axes.set_title(f"{title}: {', '.join(words)}", fontsize=9)
+
+
+def _set_plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Several numbers without powers on a logarithmic axis, also where the values lie near each other."""
+    is_wide = len(values) > 0 and max(values) > WIDE_FACTOR * min(values)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(4))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _scaling_panels(results: Results) -> list[Panel]:
@@ -217,11 +234,7 @@ def _draw_costs(axes: Any, results: Results, length: int) -> None:
     axes.set_yscale("log" if all(point.y > 0 for point in points) else "linear")
     for axis, values in ((axes.xaxis, [point.x for point in points]), (axes.yaxis, [point.y for point in points])):
         if axis.get_scale() == "log":
-            # several numbers, also where the points lie near each other
-            is_wide = len(values) > 0 and max(values) > WIDE_FACTOR * min(values)
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(4))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_formatter(NullFormatter())
+            _set_plain_ticks(axis, values)
     axes.margins(x=0.2, y=0.1)  # room for names
     if best:
         axes.plot([point.x for point in best], [point.y for point in best], color=LINE, linewidth=1, zorder=1)

@@ -473,7 +473,11 @@ def test_pictures_of_tables(tmp_path, name, panels, label):
         # from scratch alone
         drawn = plot.picture(Results(costs, folder, plans[::2], table)).axes
         assert [len(axes.collections) for axes in drawn] == [2, 2]
-        assert drawn[0].get_title() == "ListOps: hollow from scratch; area = memory"
+        assert drawn[0].get_title() == "ListOps: hollow from scratch, area = memory, line = seeds"
+        assert drawn[0].get_ylabel() == "accuracy (chance 0.10)"
+        # from the lowest to the highest seed, at the row's speed
+        ranges = [[(x, round(y, 3)) for x, y in line.get_xydata().tolist()] for line in drawn[0].lines[1::2]]
+        assert ranges == [[(1.0, 0.628)] * 2, [(2.0, 0.628)] * 2]
         # without a speed for every row: their scores, beside what was published
         drawn = plot.picture(Results(None, folder, plans, table)).axes
         assert [text.get_text() for text in drawn[0].get_yticklabels()] == ["linear", "softmax"]
