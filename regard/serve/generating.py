@@ -1,9 +1,9 @@
 """Continuous batching: prompts of any length join a running batch and leave it, one token of every row at a time.
 
 A thread repeats three things. It admits requests that wait, in the order in which they came, while there are rows and
-memory for their states. It reads the next piece of the prompts of one group of new rows, so that a long prompt holds up
-the others for a piece only. It lets every row of the batch read its last token, and chooses the next one. A row gets
-the same answer as alone: `start`, `extend`, `select` and `merge` are those of the mechanism.
+memory for their states. It reads the next piece of the prompts of new rows, as many together as it has tokens for, so
+that long prompts hold up the others for a piece only. It lets every row of the batch read its last token, and chooses
+the next one. A row gets the same answer as alone: `start`, `extend`, `select` and `merge` are those of the mechanism.
 """
 
 import logging
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -31,8 +31,9 @@ from regard.serve.prefixes import PrefixCache
 from regard.serve.requests import Failed, Finished, Generation, Row, Update
 from regard.tasks.language.language_model import LanguageModel
 
-PIECE = 64  # beginnings of prompts that are kept end at multiples of it
-AT_ONCE = {"cpu": (64, 256), "cuda": (512, 16384)}  # tokens of a prompt, and of all prompts, between two steps
+# Tokens of a prompt, and of all prompts with their padding, between two steps. Beginnings of prompts that are kept end
+# at multiples of the first: on a GPU reading a few hundred tokens takes less time than copying their state.
+AT_ONCE = {"cpu": (64, 256), "cuda": (512, 16384)}
 LOG = logging.getLogger("regard.serve")
 
 Item = Update | Finished | Failed
@@ -87,9 +88,9 @@ class Generator:
             layer.facts.split_invariant and layer.facts.prefix_invariant for layer in attentions
         )
         self.footprint = Footprint.measure(self.model, self.context, language.tokenizer.eos, self.device)
-        self.prefixes = PrefixCache(limits.prefix_bytes if self.splits else 0, PIECE)
-        self.chooser = Chooser(language.tokenizer, self.device)
         self.piece, self.prompt_tokens = AT_ONCE.get(self.device.type, AT_ONCE["cpu"])
+        self.prefixes = PrefixCache(limits.prefix_bytes if self.splits else 0, self.piece)
+        self.chooser = Chooser(language.tokenizer, self.device)
         self.makes_batch = self._choose_batch()
         self.batch = self.makes_batch()
         self.waiting: deque[Generation] = deque()
@@ -251,32 +252,44 @@ class Generator:
                 rows, longest = more, reach
                 chosen.append(self.waiting.popleft())
         self.running |= dict.fromkeys(chosen)
-        fresh: list[Fill] = []
-        known: list[Fill] = []
-        states: Any = None
         for generation in chosen:
             digests = [] if generation.scores_prompt else self.prefixes.digests(generation.ids)
             at, state, keep_at = self.prefixes.find(digests)
-            fill = Fill(generation, digests, at, keep_at)
-            if state is None:
-                fresh.append(fill)
-                continue
-            known.append(fill)
-            copy = with_capacity(
-                take_rows(state, torch.zeros(1, dtype=torch.long, device=self.device)), generation.longest
-            )
-            states = copy if states is None else merge(states, copy)
-        # the limit is of tokens that are read between two steps
-        size = max(1, self.prompt_tokens // self.piece)
-        self.groups.extend(Group(fresh[first : first + size], None) for first in range(0, len(fresh), size))
-        if known:
-            self.groups.append(Group(known, states))
+            if state is not None:
+                row = take_rows(state, torch.zeros(1, dtype=torch.long, device=self.device))
+                state = with_capacity(row, generation.longest)
+            self.groups.append(Group([Fill(generation, digests, at, keep_at)], state))
 
     def _read_prompts(self) -> None:
-        """Reads the next piece of the prompts of one group; those that end there go on to the batch."""
-        if not self.groups:
-            return
-        fills, state = self.groups.popleft()
+        """Reads the next piece of every prompt, in order, until the tokens between two steps are spent."""
+        waiting, self.groups, left = self.groups, deque[Group](), self.prompt_tokens
+        while waiting and (group := self._take_group(waiting, left)).fills:
+            left -= len(group.fills) * self._width(group)
+            self._read_pieces(*group)
+        # those that were read wait behind the others
+        self.groups.extendleft(reversed(waiting))
+
+    def _take_group(self, waiting: deque[Group], tokens: int) -> Group:
+        """Takes the first groups that can be read together with so many tokens; the very first fits at any rate."""
+        # a state that has read nothing cannot be merged with one that has
+        alike = [group for group in waiting if (group.state is None) == (waiting[0].state is None)]
+        taken, fills, width = [], 0, 0
+        for group in alike:
+            fills, width = fills + len(group.fills), max(width, self._width(group))
+            if fills * width > tokens and (taken or tokens < self.prompt_tokens):
+                break
+            taken.append(group)
+        for group in taken:
+            waiting.remove(group)
+        states = [group.state for group in taken if group.state is not None]
+        return Group([fill for group in taken for fill in group.fills], reduce(merge, states) if states else None)
+
+    def _width(self, group: Group) -> int:
+        """Tokens of the longest of the next pieces."""
+        return max(self._end(fill) - fill.at for fill in group.fills)
+
+    def _read_pieces(self, fills: list[Fill], state: Any) -> None:
+        """Reads the next piece of prompts; those that end there go on to the batch."""
         pieces = [fill.generation.ids[fill.at : self._end(fill)] for fill in fills]
         width = max(map(len, pieces))
         ids = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces], device=self.device)
@@ -303,7 +316,7 @@ class Generator:
         """Up to which token of a prompt the next piece goes: where its state is worth keeping, a piece ends."""
         if not self.splits:
             return len(fill.generation.ids)
-        end = fill.at + self.piece
+        end = min(fill.at + self.piece, len(fill.generation.ids))
         return min(end, fill.keep_at) if fill.at < fill.keep_at else end
 
     def _score_prompts(self, fills: list[Fill], pieces: list[list[int]], logits: Tensor) -> None:
@@ -317,7 +330,7 @@ class Generator:
             if fill.at == fill.keep_at:
                 row = take_rows(state, torch.tensor([place], device=self.device))
                 row = with_capacity(trim(row, fill.at), fill.at)
-                self.prefixes.keep(fill.digests[fill.at // PIECE - 1], row, state_bytes(row))
+                self.prefixes.keep(fill.digests[fill.at // self.piece - 1], row, state_bytes(row))
 
     def _begin(self, fills: list[Fill], last: Tensor, state: Any) -> None:
         """The prompts that are read become rows of the batch; the others wait for their next piece."""

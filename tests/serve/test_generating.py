@@ -1,5 +1,7 @@
 """Continuous batching: rows that join and leave a running batch get the answers that they would get alone."""
 
+import itertools
+
 import pytest
 import torch
 from generators import SHARED, ByHand, alone, generation, small_language, texts
@@ -155,9 +157,45 @@ def test_what_runs_counts_when_others_are_admitted():
     engine = ByHand(language, state_bytes=2 * size)
     engine.submit([generation(language, "x" * 81, tokens=20)])
     engine.advance()
-    engine.submit([generation(language, "ab", tokens=2) for _ in range(3)])
+    engine.submit([generation(language, "ab", tokens=4) for _ in range(3)])
     engine.advance()
     assert (len(engine.running), len(engine.waiting)) == (2, 2), "short rows have room for the longest"
+
+
+def test_prompts_are_read_together_until_the_tokens_between_two_steps_are_spent():
+    """Those that have read something apart from those that have not; whoever waited longest comes first."""
+    language = small_language()
+    engine = ByHand(language, rows=16)
+    short = [generation(language, "a" * (3 + number), tokens=2) for number in range(10)]
+    engine.submit(short)
+    engine.advance()
+    assert engine.finished() == short
+    long = [generation(language, "x" * 100, number, tokens=9) for number in range(6)]
+    engine.submit(long)
+    read = [engine.counts.prompt_tokens]
+    for _ in range(3):
+        engine.advance()
+        read.append(engine.counts.prompt_tokens)
+    # four pieces of 64; the two others, beside which the four rests of 36 do not fit; all six rests
+    assert [after - before for before, after in itertools.pairwise(read)] == [256, 2 * 64, 6 * 36]
+    engine.run()
+    assert [texts(one) for one in long] == [alone(language, "x" * 100, one) for one in long]
+
+
+def test_a_prompt_longer_than_that_is_read_at_any_rate(monkeypatch):
+    """As a whole, where its answer depends on how it is cut."""
+    language = small_language(attention="reformer(chunk=4, buckets=4)")
+    engine = ByHand(language)
+    assert not engine.splits
+    monkeypatch.setattr(engine, "prompt_tokens", 16)
+    asked = [generation(language, "xy" * 20), generation(language, "ab")]
+    engine.submit(asked)
+    engine.advance()
+    assert (len(engine.batch.active), len(engine.groups)) == (1, 1)
+    engine.run()
+    assert [texts(one) for one in asked] == [
+        alone(language, text, one) for text, one in zip(("xy" * 20, "ab"), asked, strict=True)
+    ]
 
 
 def test_when_to_try_again():
