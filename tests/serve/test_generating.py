@@ -106,6 +106,33 @@ def test_a_kept_prefix_is_all_of_a_beginning_and_not_all_of_a_prompt():
     assert len(scored.prompt_scores) == 128, "of tokens that are read"
 
 
+@pytest.mark.parametrize("spec", ["softmax", "linear", "local(window=8)"])
+def test_prompts_with_kept_beginnings_are_read_together(spec):
+    """Each continues its own, beside one whose beginning is not known."""
+    language = small_language(attention=spec)
+    engine = ByHand(language)
+    starts = [letter * 64 for letter in "abc"]
+    for start in starts * 2:
+        engine.run([generation(language, start + "?", tokens=1)])
+    prompts = [start + "and then" for start in starts] + ["d" * 70]
+    asked = [generation(language, prompt) for prompt in prompts]
+    engine.submit(asked)
+    engine.advance()
+    assert engine.prefixes.hits == 3
+    assert len(engine.batch.active) == 3, "the fourth has more to read"
+    engine.run()
+    assert [texts(one) for one in asked] == [alone(language, *pair) for pair in zip(prompts, asked, strict=True)]
+
+
+def test_who_came_first_is_read_first():
+    language = small_language()
+    engine = ByHand(language, rows=16)
+    asked = [generation(language, letter * 128, tokens=1) for letter in "abcdefghijkl"]
+    engine.submit(asked)
+    engine.run()
+    assert engine.finished() == asked
+
+
 def test_kept_prefixes_leave_in_the_order_of_their_use():
     language = small_language()
     size = Footprint.measure(language.model, 300, 3, language.device).bytes(64)
