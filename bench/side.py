@@ -101,19 +101,6 @@ def facts(out: Path, name: str) -> dict[str, Any]:
     }
 
 
-def speed(task: str, rows: Rows, common: list[str], out: Path) -> dict[str, int]:
-    """Tokens per second, one row at a time, in the second hundred of two hundred steps."""
-    found = {}
-    few = ["--training.steps", "200", "--training.evaluate_every", "1000", "--training.save_every", "1000"]
-    few += ["--training.log_every", "100", "--training.average", "0"]
-    for name, flags in rows.items():
-        folder = f"speed-{slug(name)}"
-        command = ["train", task, *common, "--out", str(out / folder), *flags, *few]
-        subprocess.run([*REGARD, *command], check=True, capture_output=True)
-        found[name] = [part for part in records(out, folder) if part["event"] == "step"][-1]["tokens_per_second"]
-    return found
-
-
 def alone() -> dict[str, str]:
     """One thread for each of many processes."""
     return os.environ | {"OMP_NUM_THREADS": "1"}

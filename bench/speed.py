@@ -194,7 +194,7 @@ def measure(
     bench, found = Bench(task, common), {}
     bench.speed(next(iter(rows.values())), 1)  # the clocks of a GPU, the allocator and the libraries warm up too
     more = (f" {' | '.join(Split.TITLES)} |", "---:|" * len(Split.TITLES)) if is_split else ("", "")
-    print(f"| attention | tokens/s | speed |{more[0]}\n|---|---:|---:|{more[1]}")
+    print(f"| model | tokens/s | speed |{more[0]}\n|---|---:|---:|{more[1]}")
     for name, flags in rows.items():
         split = Split()
         try:

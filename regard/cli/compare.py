@@ -80,7 +80,7 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument(
         "--table",
         help="fill a table by its name: complexity, tasks, recall, mqar, state, mad, survey; with your files arena, "
-        "wmt, scaling, multi30k, wikitext, imdb or cifar10; with --report, which table of the folder is shown",
+        "wmt, scaling, multi30k, experts, wikitext, imdb or cifar10; with --report, which table of the folder is shown",
     )
     added.add_argument(
         "--size", choices=("smoke", "small", "paper"), default="smoke", help="size of --table (default: smoke)"

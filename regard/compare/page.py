@@ -33,6 +33,9 @@ SCORES = {
     "solved_at": "solved at",
     "rate": "rate",
     "parameters": "parameters",
+    "active": "active parameters",
+    "dropped": "dropped choices",
+    "busiest": "busiest expert, x even",
     "flops": "FLOP",
 }
 
@@ -53,7 +56,7 @@ def html_report(results: Results) -> str:
         rows = [*scores.measured, *(row for row in scores.rows if "score" not in row)]
         rows = [row | {"command": _score_command(results, scores.plan, row)} for row in rows]
         made = _table(scores.plan.label, head, rows, SCORES, ["flops", "score"], higher)
-        tables.append(made | {"ranked": any("letters" in row for row in rows)})
+        tables.append(made | {"subject": scores.subject, "ranked": any("letters" in row for row in rows)})
     words = " ".join(advise(results)) if results.asks_costs or results.scores else ""
     parts = {"words": words, "tables": tables, "lines": table_lines(results)}
     text = json.dumps(parts, ensure_ascii=False)
@@ -120,6 +123,7 @@ def _table(
     shown = {name: label for name, label in columns.items() if any(name in row for row in rows)}
     return {
         "title": title,
+        "subject": "attention",
         "head": head,
         "rows": rows,
         "columns": list(shown.items()),

@@ -1,5 +1,6 @@
 """One recipe, one word changed: tables that train a recipe of `regard train` on the user's files, once for each row."""
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,11 @@ def words(*specs: str) -> tuple[Variant, ...]:
     return tuple(Variant(spec, ("--model.attention", spec)) for spec in specs)
 
 
+def in_every_other_layer(spec: str) -> tuple[str, ...]:
+    """Flags for a feed-forward layer between dense ones."""
+    return "--model.feedforward", json.dumps(["dense", spec])
+
+
 LINFORMER = "linformer(rank=16, longest=128)"
 LSTM = ("--model.preset", "lstm", "--model.norm", "null", "--model.input_feeding", "false")
 VIT = "--model.width 256 --model.heads 4 --model.inner 512 --model.layers 6 --model.patch 4"
@@ -47,6 +53,33 @@ MULTI30K = (
     *(
         Variant(f"LSTM, {score}", (*LSTM, "--model.attention", score))
         for score in ("dot", "multiplicative", "multiplicative(scaled=False)", "additive")
+    ),
+)
+PAIRS = (
+    "--data.source train.en --data.target train.de --data.valid_source valid.en --data.valid_target valid.de "
+    "--test.source test.2016.en --test.target test.2016.de"
+)
+CHOICE = "choice(experts=8, capacity=1.0)"
+# widths such that a token uses as many parameters as in the dense model, within one in a hundred
+EXPERTS = (
+    Variant("dense", ("--model.feedforward", "dense")),
+    *(
+        Variant(spec, in_every_other_layer(spec))
+        for spec in (
+            "switch(experts=8)",
+            "gshard(experts=8, inner=128)",
+            "stmoe(experts=8, inner=88)",
+            "glam(experts=8, inner=88)",
+            "moe(experts=8, choices=2, inner=128)",
+        )
+    ),
+    Variant(f"{CHOICE}, encoder", (*in_every_other_layer(CHOICE), "--model.decoder_feedforward", "dense")),
+    *(
+        Variant(spec, in_every_other_layer(spec))
+        for spec in (
+            "productkey(keys=64, heads=4, choices=32, key_width=64)",
+            "scaling(inner=2048, block=16, rank=14)",
+        )
     ),
 )
 WIKITEXT = words(
@@ -108,9 +141,15 @@ TABLES = {
         "translate",
         "multi30k",
         MULTI30K,
-        "--data.source train.en --data.target train.de --data.valid_source valid.en --data.valid_target valid.de "
-        "--test.source test.2016.en --test.target test.2016.de",
+        PAIRS,
         "Multi30k, English to German, with each attention",
+    ),
+    "experts": RecipeTable(
+        "translate",
+        "multi30k",
+        EXPERTS,
+        PAIRS,
+        "Multi30k, English to German, with each feed-forward layer at equal active parameters",
     ),
     "wikitext": RecipeTable(
         "language",

@@ -152,6 +152,9 @@ SCORE_COLUMNS: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("learning rate", "rate", lambda row: f"{row['rate']:g}"),
     ("learns at", "rates_ok", lambda row: f"{row['rates_ok']} of {row['rates']}"),
     ("parameters", "parameters", lambda row: f"{row['parameters']:,}"),
+    ("active", "active", lambda row: f"{row['active']:,}"),
+    ("dropped", "dropped", lambda row: f"{row['dropped']:.1%}"),
+    ("busiest", "busiest", lambda row: f"{row['busiest']:.1f}x"),
     ("counted FLOP", "flops", lambda row: f"{row['flops']:.2e}"),
     ("trains at", "speed", lambda row: f"{row['speed']:,.0f} {row['speed_unit']}/s"),
     ("device s", "device_seconds", lambda row: number(row["device_seconds"])),
@@ -236,7 +239,7 @@ def score_markdown(scores: Scores) -> list[str]:
     lines = [*(f"{line}  " for line in score_header(scores)), ""]
     # a table without scores yet has one column, for the reasons
     titles = [title for title, *_ in columns] or ["score"]
-    lines += ["| attention | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    lines += [f"| {scores.subject} | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
     for row in rows:
         lines.append(
             f"| `{row['spec']}` | "

@@ -33,7 +33,7 @@ from regard.tasks.command import read_evaluation
 from regard.tasks.load import pick_device, read_config, read_parts
 from regard.tasks.train import resume, train
 from regard.training import lock
-from regard.training.display import Display
+from regard.training.display import Display, summarize_experts
 from regard.training.loop import LOWER_IS_BETTER, TrainingError
 from regard.training.run import Run
 from regard.training.state import State
@@ -268,6 +268,8 @@ def _answer(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
         "run": str(folder),
         "device_seconds": _costs(folder).get("seconds", 0.0),
     }
+    steps = [line for line in lines if line["event"] == "step"]
+    answer |= summarize_experts(steps[-1].get("layers", {})) if steps else {}
     flops = _costs(folder).get("flops")
     inside, _ = budget.count(read_parts(Run.open(folder)).config)
     counted = {"parameters": facts["parameters"], "active": facts["active"], "inside": inside}

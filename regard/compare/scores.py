@@ -15,6 +15,7 @@ from regard.compare.run import Environment
 from regard.compare.store import DONE, Cell, Folder
 
 NEAR_BEST = 0.9  # share of the best score from which a rate counts as one at which a row learns
+COUNTED = ("parameters", "active", "embedding", "flops")  # what rows have of what was counted
 
 
 class Scores:
@@ -31,6 +32,10 @@ class Scores:
         self._drawn: dict[str, np.ndarray | None] = {}
         self.chance = self._find_chance()
         self.rows: list[dict[str, Any]] = [self._row(spec, refusal) for spec, refusal in plan.rows()]
+        if all(row.get("active") == row.get("parameters") for row in self.rows):
+            # no model has experts, and no table needs the same number twice
+            for row in self.rows:
+                row.pop("active", None)
         self._rank()
 
     @property
@@ -43,6 +48,11 @@ class Scores:
     def higher_is_better(self) -> bool:
         """Whether a higher score is a better one."""
         return next((cells[0].answer["higher_is_better"] for cells in self.cells.values() if cells), True)
+
+    @property
+    def subject(self) -> str:
+        """What a row is."""
+        return "model" if self.plan.variants else "attention"
 
     @property
     def metric(self) -> str:
@@ -145,7 +155,7 @@ class Scores:
             "curve": done[0].answer["curve"],
             "status": DONE if not missing else "not run" if not broke else broke[0].status,
             "note": "" if not missing else f"{len(done)} of {len(cells)} seeds; {self._continues()}",
-            **{name: done[0].counted[name] for name in ("parameters", "embedding", "flops") if name in done[0].counted},
+            **{name: done[0].counted[name] for name in COUNTED if name in done[0].counted},
         }
         if rate in sweep:
             best, higher = sweep[rate], done[0].answer["higher_is_better"]
@@ -156,6 +166,9 @@ class Scores:
             ]
             row |= {"rates_ok": len(near), "rates": len(self.filling.rates)}
         if plan.is_run:
+            for name in ("dropped", "busiest"):
+                if all(name in cell.answer for cell in done):
+                    row[name] = sum(cell.answer[name] for cell in done) / len(done)
             row["device_seconds"] = sum(cell.answer["device_seconds"] for cell in done) / len(done)
             if all("speed" in cell.answer for cell in done):
                 row["speed"] = sum(cell.answer["speed"] for cell in done) / len(done)

@@ -285,8 +285,8 @@ def recipe_table(name: str, size: str, *flags: str, budget: Budget | None = None
         quality=() if plan is None else (plan,),
         commands=(("all rows, on your files", command),) if plan is None else (),
         notes=(
-            "All rows have the optimizer and the learning rate of the recipe, which was made with softmax: neither was "
-            "tuned for another row.",
+            "All rows have the optimizer and the learning rate of the recipe, which was made with the row "
+            f"{known.rows[0].name}: neither was tuned for another.",
             "Speed is that of training steps with augmentation, without evaluations, where one row trained at a time.",
         ),
     )

@@ -105,13 +105,19 @@ class Display:
                 self.writer.add_scalar(f"{group}/{name}", record[name], record["step"])
 
 
-def describe_experts(layers: dict[str, dict[str, Any]]) -> str:
-    """The share of tokens that the experts dropped, and the load of the busiest one relative to an even share."""
+def summarize_experts(layers: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """The share of choices that the experts dropped, and the load of the busiest one relative to an even share."""
     dropped = [statistics["dropped"] for statistics in layers.values() if "dropped" in statistics]
     loads = [statistics["load"] for statistics in layers.values() if "load" in statistics]
-    busiest = [max(load) * len(load) for load in loads]
-    text = f"  dropped {100 * sum(dropped) / len(dropped):.1f}%" if dropped else ""
-    return text + (f"  busiest {max(busiest):.1f}x" if busiest else "")
+    found = {"dropped": sum(dropped) / len(dropped)} if dropped else {}
+    return found | ({"busiest": max(max(load) * len(load) for load in loads)} if loads else {})
+
+
+def describe_experts(layers: dict[str, dict[str, Any]]) -> str:
+    """The same in the words of a progress line."""
+    found = summarize_experts(layers)
+    text = f"  dropped {found['dropped']:.1%}" if "dropped" in found else ""
+    return text + (f"  busiest {found['busiest']:.1f}x" if "busiest" in found else "")
 
 
 def _clock(seconds: float) -> str:

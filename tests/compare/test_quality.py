@@ -13,7 +13,7 @@ from planted import Killed, World, survived
 
 from regard.cli import main
 from regard.cli.compare import split_flags
-from regard.compare import budget, jobs, runs
+from regard.compare import budget, jobs, runs, tables
 from regard.compare import filling as filling_module
 from regard.compare import learn as learning
 from regard.compare import run as costs_module
@@ -33,6 +33,7 @@ from regard.core.tally import Tally
 from regard.models import ModelConfig, build
 from regard.tasks import find
 from regard.training import loop
+from regard.training.run import Run
 
 SIZES = {"width": 16, "heads": 2, "inner": 32, "layers": 1}
 
@@ -849,6 +850,41 @@ def test_a_run_of_images_has_its_speed_where_none_trains_beside_it(tmp_path, mon
     lines = score_markdown(scores)
     assert any(" images/s |" in line for line in lines if line.startswith("| `softmax`"))
     assert any("| - |" in line for line in lines if line.startswith("| `linear`"))
+
+
+def test_rows_of_experts_have_what_their_logs_say_of_them(tmp_path):
+    """Means over the seeds; a dense row has no experts, and a table of such rows no active parameters."""
+    torch.set_num_threads(1)
+    (tmp_path / "pairs.tsv").write_text("a b c d\tc b a\nb c\tc b\nd d a\ta d d\nb b\tb b\n" * 4)
+    pairs = str(tmp_path / "pairs.tsv")
+    data = ("--data.source", pairs, "--data.valid_source", pairs, "--training.precision", "float32")
+    data = (*data, "--training.log_every", "1", "--model.width", "16", "--model.heads", "2", "--model.inner", "32")
+    plan = tables.build("experts", "smoke", *data, budget=Budget("updates", 2)).quality[0]
+    plan, folder = dataclasses.replace(plan, seeds=2), Folder(tmp_path / "out")
+    both, alone = (plan.only(rows) for rows in (("dense", "switch(experts=8)"), ("dense",)))
+    fill_quality([both], folder, World({}).environment(), lambda trial: ("done", "", learn_run(trial)))
+    scores = Scores(both, folder)
+    dense, switch = scores.rows
+    assert dense["active"] == dense["parameters"] < switch["active"] < switch["parameters"]
+    assert not {"dropped", "busiest"} & dense.keys()
+    logs = [Run.open(plan.run_trial(switch["spec"], 0.005, seed, folder).run).records() for seed in (1, 2)]
+    last = [[line for line in log if line["event"] == "step"][-1]["layers"].values() for log in logs]
+    assert [len(layers) for layers in last] == [4, 4]
+    dropped = [layer["dropped"] for layers in last for layer in layers]
+    assert switch["dropped"] == pytest.approx(sum(dropped) / len(dropped))
+    busiest = [max(8 * max(layer["load"]) for layer in layers) for layers in last]
+    assert switch["busiest"] == pytest.approx(sum(busiest) / 2)
+    lines = score_markdown(scores)
+    titles, of_dense, of_switch = (
+        next(line for line in lines if line.startswith(start)).split(" | ")
+        for start in ("| model |", "| `dense`", "| `switch")
+    )
+    shown = {title: (one, other) for title, one, other in zip(titles, of_dense, of_switch, strict=True)}
+    assert shown["active"] == (f"{dense['active']:,}", f"{switch['active']:,}")
+    assert shown["dropped"] == ("-", f"{100 * switch['dropped']:.1f}%")
+    assert shown["busiest"] == ("-", f"{switch['busiest']:.1f}x")
+    assert '"subject": "model"' in html_report(Results(None, folder, [both]))
+    assert not {"active", "dropped"} & Scores(alone, folder).rows[0].keys()
 
 
 def test_cells_beside_each_other_share_the_threads_of_the_host(tmp_path, monkeypatch):

@@ -27,6 +27,8 @@ from regard.compare.report import table_lines, text_report
 from regard.compare.results import Results, write_plans
 from regard.compare.store import Cell, Folder
 from regard.data.tasks import given
+from regard.layers.feedforward.base import FeedForward, active_parameters
+from regard.spec import FEEDFORWARD
 
 SIZES = {"lengths": (64,), "width": 16, "heads": 2, "threads": 1, "minutes": 600}
 
@@ -269,6 +271,22 @@ def test_every_row_of_a_recipe_is_a_model(name):
         config = configs.parse(task.config, argv, f"regard train {task.name}", "")
         inside, _ = budget.count(config.model.resolve(**sizes))
         assert inside > 10_000
+
+
+def test_a_token_uses_as_many_parameters_in_every_row_of_experts():
+    """With few words, whose embeddings would hide a difference."""
+    table, active, found = recipe_tables.TABLES["experts"], {}, set()
+    task = run_tasks.find(table.task)
+    for row in table.rows:
+        argv = recipes.with_paths(["--config", table.recipe, *row.flags, "--out", "unused"], task.name)
+        config = configs.parse(task.config, argv, "regard train translate", "")
+        with torch.device("meta"):
+            model = task.build_model(config, config.model.resolve(vocabulary=300))
+        active[row.name] = active_parameters(model)
+        found |= {layer.facts.name for layer in model.modules() if isinstance(layer, FeedForward)}
+    assert found == set(FEEDFORWARD.names())
+    for name, count in active.items():
+        assert count == pytest.approx(active["dense"], rel=0.01), name
 
 
 def test_a_budget_in_place_of_that_of_a_size():
