@@ -158,6 +158,8 @@ def compare(arguments: argparse.Namespace) -> int:
     costs, quality, table = _plans(arguments, folder)
     for plan in (*quality, *([] if costs is None else [costs])):
         pick_device(plan.device)  # raises where there is no such device here
+    for plan in quality:
+        plan.check(folder)
     command = shlex.join(["regard", *sys.argv[1:]])
     # held, lest a second process changes what the first one reports
     with folder.writing("regard compare"):

@@ -16,7 +16,7 @@ from regard.compare.budget import Budget
 from regard.compare.learn import Trial
 from regard.compare.plan import BASELINE, check_minutes, fair_for_task
 from regard.compare.question import Question, code_of, machine_of, shared_code, short
-from regard.compare.runs import RunTrial
+from regard.compare.runs import RunTrial, check_run
 from regard.compare.store import Folder
 from regard.config import from_json
 from regard.data import tasks as generated
@@ -263,6 +263,11 @@ class QualityPlan:
             turns=str(folder.path / "turn") if self.exclusive else "",
             threads=0 if self.jobs == 1 else max(1, (os.cpu_count() or 1) // self.jobs),
         )
+
+    def check(self, folder: Folder) -> None:
+        """Raises ValueError where none of its rows can be trained, which each of them would say."""
+        if self.is_run:
+            check_run(self.run_trial(self.rows()[0][0], self.grid()[0], SWEEP_SEED, folder))
 
     def tests(self, variant: Variant) -> tuple[str, ...]:
         """The flags of `regard evaluate` for a row; empty: it is not evaluated apart."""

@@ -85,6 +85,17 @@ class RunTrial:
         return parse(task.config, [*self.command(), *words], f"regard train {task.name}", "")
 
 
+def check_run(trial: RunTrial) -> None:
+    """Raises ValueError where no row can be trained: by a wrong flag, without data, or in a precision that the device
+    does not have."""
+    config = dataclasses.replace(trial, row_flags=(), words="").config()
+    flags = run_tasks.find(trial.task).trains_on
+    if flags and all(getattr(config.data, flag) is None for flag in flags):
+        known = " or ".join(f"--data.{flag}" for flag in flags)
+        raise ValueError(f"there is no training data: give {known}; see regard train {trial.task} --help")
+    pick_device(config.training.device, config.training.precision)
+
+
 def learn_run(trial: RunTrial) -> tuple[dict[str, Any], dict[str, int]]:
     """Trains a run, or continues it, and returns the answer of the cell and its counts."""
     began = time.monotonic()

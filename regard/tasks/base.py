@@ -44,6 +44,7 @@ class Task(TrainingTask, ABC):
     metrics: ClassVar[tuple[str, ...]]  # names in the result of `evaluate` that training.metric may be
     cpu_tokens: ClassVar[int] = 4096  # default of training.tokens on a CPU
     data_unit: ClassVar[str] = "lines"  # what its data are counted in
+    trains_on: ClassVar[tuple[str, ...]] = ()  # settings of its data of which one names what is trained on
 
     @classmethod
     @abstractmethod

@@ -73,6 +73,7 @@ class TextTask(base.Task):
     """A task whose config has the text of LanguageData, and `init`."""
 
     cpu_tokens = 2048
+    trains_on = ("text",)
     data: Documents
 
     @classmethod

@@ -771,6 +771,30 @@ def test_mistakes(tmp_path, capsys):
 # tasks of `regard train`
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--task", "language"], "there is no training data: give --data.text; see regard train language --help"),
+        (["--task", "language", "--data.txt", "a"], "unrecognized arguments: --data.txt"),
+        (["--task", "images", "--data.images", "a", "--training.precision", "bfloat16"], "'bfloat16' is for a GPU"),
+        (["--table", "cifar10", "--data.valid_images", "a"], "there is no training data: give --data.images;"),
+        (["--task", "classify"], "there is no training data: give --data.text;"),
+        (["--task", "masked"], "there is no training data: give --data.text;"),
+        (["--task", "captions"], "there is no training data: give --data.captions;"),
+        (["--task", "translate"], "there is no training data: give --data.source or --data.generated;"),
+    ],
+)
+def test_what_no_row_can_be_trained_with_is_said_once(tmp_path, capsys, words, says):
+    """Before anything is written."""
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *words, "--out", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("regard compare: ")
+    assert said.count(says) == said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_flags_of_training_are_handed_on():
     words = ["softmax", "--task", "language", "--data.text", "a.txt", "--config=x.yaml", "linear", "--init", "run"]
     own, rest = split_flags(words)

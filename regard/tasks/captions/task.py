@@ -99,6 +99,7 @@ class Task(base.Task):
     predicts = "caption"
     metrics = ("cider", "bleu", "chrf", "recall@1", "loss")
     data_unit = "lines or pictures"
+    trains_on = ("captions",)
     epochs = 60
 
     @classmethod

@@ -44,6 +44,7 @@ class Task(base.Task):
     config = ClassifyConfig
     predicts = "class"
     metrics = ("accuracy", "f1", "average_precision", "loss")
+    trains_on = ("text",)
 
     @classmethod
     def read_data(cls, config: ClassifyConfig) -> Corpus:

@@ -53,6 +53,7 @@ class Task(base.Task):
     metrics = ("accuracy", "top5", "f1", "loss")
     speed_unit = "images"
     data_unit = "images"
+    trains_on = ("images",)
     epochs = 30
 
     @classmethod

@@ -42,6 +42,7 @@ class Task(base.Task):
     predicts = "translation"
     metrics = ("bleu", "chrf", "exact", "loss")
     cpu_tokens = 1024
+    trains_on = ("source", "generated")
     epochs = 30
 
     @classmethod
