@@ -18,11 +18,12 @@ from regard.layers.attention.projected import Projected
 from regard.layers.attention.tailed import Tailed
 from regard.layers.feedforward.base import FeedForward, FeedForwardFacts, Sizes
 from regard.layers.position.base import Position, PositionFacts
-from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Registry, Spec, parse
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Registry, Spec, check_keywords, parse
 
 SMALL = 1024  # sizes in a spec up to which `facts` builds a layer that has numbers
 
 
+@check_keywords(causal='role="causal"', is_causal='role="causal"', cross='role="cross"')
 def attention(
     spec: str | Spec,
     *,
@@ -56,6 +57,7 @@ def attention(
 
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, a role or an option the mechanism cannot take.
+        TypeError: an unknown keyword.
 
     >>> layer = regard.attention("local(window=256)", width=512, heads=8, role="causal", position="rotary")
     >>> y = layer(x, keep=keep)
@@ -75,6 +77,7 @@ def attention(
     return ATTENTION.build(spec, shape)
 
 
+@check_keywords()
 def position(spec: str | Spec, *, width: int, heads: int = 1, role: Role = "self") -> Position:
     """A position scheme on its own: for the kind "input", `scheme.add(x, rows)` puts positions into [B, T, width], rows
     saying where the tokens stand (`Rows.full(x)`: a whole sequence each).
@@ -84,6 +87,7 @@ def position(spec: str | Spec, *, width: int, heads: int = 1, role: Role = "self
     return POSITIONS.build(spec, Shape.of(width=width, heads=heads, role=role))
 
 
+@check_keywords()
 def feedforward(spec: str | Spec, *, width: int, inner: int, role: Literal["self", "causal"] = "self") -> FeedForward:
     """A feed-forward layer [B, T, width] -> [B, T, width], `inner` wide inside.
 
@@ -93,6 +97,7 @@ def feedforward(spec: str | Spec, *, width: int, inner: int, role: Literal["self
     return FEEDFORWARD.build(spec, Sizes(width, inner, role))
 
 
+@check_keywords(role="causal=True or cross=True")
 def attend(
     spec: str | Spec,
     q: Tensor,

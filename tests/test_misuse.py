@@ -1,6 +1,10 @@
 """Misuse in Python: ids outside the vocabulary, batches that would broadcast, states of others, rows that are not
 there. Each is refused in words, at the public boundary, and decoding does not pay for it."""
 
+import dataclasses
+import inspect
+import re
+
 import pytest
 import torch
 
@@ -33,6 +37,54 @@ DECODERS = ("decoder", "feedback", "perceiver-ar", *BOTH)
 def built():
     torch.manual_seed(0)
     return {kind: models.build(config).eval() for kind, config in KINDS.items()}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (
+            lambda: regard.attention("softmax", width=8, heads=2, causal=True),
+            "attention has no argument 'causal': give role=\"causal\"; it takes spec, width, heads, role, kv_heads,",
+        ),
+        (
+            lambda: regard.attention("softmax", width=8, num_heads=2),
+            "attention has no argument 'num_heads' (did you mean 'heads'?); it takes spec, width, heads,",
+        ),
+        (
+            lambda: regard.attend("softmax", *[torch.ones(1, 1, 2, 4)] * 3, role="causal"),
+            "attend has no argument 'role': give causal=True or cross=True; it takes spec, q, k, v, keep, causal,",
+        ),
+        (
+            lambda: regard.feedforward("dense", width=8, hidden=4),
+            "feedforward has no argument 'hidden'; it takes spec, width, inner, role",
+        ),
+        (
+            lambda: regard.position("rotary", dim=8),
+            "position has no argument 'dim'; it takes spec, width, heads, role",
+        ),
+        (
+            lambda: regard.ModelConfig(vocab=10),
+            "ModelConfig has no argument 'vocab' (did you mean 'vocabulary'?); it takes kind, vocabulary,",
+        ),
+        (
+            lambda: dataclasses.replace(regard.ModelConfig(), n_layers=2),
+            "ModelConfig has no argument 'n_layers' (did you mean 'layers'?); it takes kind, vocabulary,",
+        ),
+    ],
+)
+def test_unknown_keywords(wrong, says):
+    """With the known ones, in a TypeError as Python has it."""
+    with pytest.raises(TypeError, match=re.escape(says)):
+        wrong()
+
+
+@pytest.mark.parametrize("name", ["attention", "attend", "feedforward", "position", "ModelConfig"])
+def test_signatures_are_shown_as_they_are_written(name):
+    public = getattr(regard, name)
+    kinds = {parameter.kind for parameter in inspect.signature(public).parameters.values()}
+    assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    assert public.__doc__
+    assert public.__name__ == name
 
 
 def ids(*shape):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from regard.core.options import Range, check_options
 from regard.core.shape import Bias
-from regard.spec import use_canonical_names
+from regard.spec import check_keywords, use_canonical_names
 
 Specs = str | Sequence[str]
 Norm = Annotated[
@@ -95,3 +95,6 @@ class ModelConfig:
         if self.head == "none" and (self.kind != "encoder" or self.head_bias):
             got = f"kind {self.kind!r}" if self.kind != "encoder" else "head_bias"
             raise ValueError(f"head 'none' is for an encoder that gives vectors and no logits, got {got}")
+
+
+ModelConfig.__init__ = check_keywords()(ModelConfig.__init__)
