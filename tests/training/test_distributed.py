@@ -690,15 +690,16 @@ def test_every_kind_of_model_trains_as_in_one_process(folder, exactly, case):
 
 
 KILLS = 20
+SPREAD = "--training.sharded true --training.spread_experts true --model.feedforward switch(experts=6,capacity=0.7) "
 
 
-def start_run(folder: Path, out: str, launcher: str, more: str = "") -> subprocess.Popen:
+def start_run(folder: Path, out: str, launcher: str, more: str = "", kills: int = KILLS) -> subprocess.Popen:
     """A run of two processes with a checkpoint every 20 updates, by --training.processes or by torchrun."""
     flags = f"--training.save_every 20 --training.evaluate_every 1000 --model.dropout 0.1 {more}"
-    given = (QUICK.format(steps=KILLS * 100) + CASES["classify"] + flags).split()
+    given = (QUICK.format(steps=kills * 100) + CASES["classify"] + flags).split()
     given = [str(folder / word) if (folder / word).exists() else word for word in given]
-    by_torchrun = f"-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts={KILLS} -m regard".split()
-    ours = ["--training.processes", "2", "--training.restarts", str(KILLS)]
+    by_torchrun = f"-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts={kills} -m regard".split()
+    ours = ["--training.processes", "2", "--training.restarts", str(kills)]
     command = ["-m", "regard"] if launcher == "regard" else by_torchrun
     given += ours if launcher == "regard" else []
     return subprocess.Popen(
@@ -713,15 +714,21 @@ def children(parent: int) -> list[int]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("launcher", "flags"), [("regard", ""), ("torchrun", ""), ("regard", "--training.sharded true ")]
+    ("launcher", "flags", "kills"),
+    [
+        pytest.param("regard", "", KILLS, id="twenty"),
+        pytest.param("torchrun", "", KILLS, id="twenty-torchrun"),
+        pytest.param("regard", "--training.sharded true ", KILLS, id="twenty-sharded"),
+        pytest.param("regard", SPREAD, 5, id="five-spread-experts"),
+    ],
 )
-def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder, launcher, flags):
+def test_after_kills_the_weights_are_those_of_an_undisturbed_run(folder, launcher, flags, kills):
     """Of random processes at random moments: while they start, and at most 40 updates later. The run is so long that
     all of them happen before it ends, whatever the speed of the machine."""
     draw, began = random.Random(launcher), time.monotonic()
-    names = [f"kills-{launcher}-{len(flags)}-{name}" for name in ("none", "twenty")]
+    names = [f"kills-{launcher}-{len(flags)}-{name}" for name in ("none", "many")]
     logs = [folder / name / "log.jsonl" for name in names]
-    undisturbed = start_run(folder, names[0], launcher, flags)
+    undisturbed = start_run(folder, names[0], launcher, flags, kills)
     wait_until(logs[0].exists, "first update")
     seconds = time.monotonic() - began  # that a start takes
     assert undisturbed.wait() == 0
@@ -730,8 +737,8 @@ def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder, 
         lines = logs[1].read_bytes().splitlines() if logs[1].exists() else []
         return max((json.loads(line)["step"] for line in lines[-2:] if line.endswith(b"}")), default=0)
 
-    run, known, waits = start_run(folder, names[1], launcher, flags), set[int](), list[float]()
-    for _ in range(KILLS):
+    run, known, waits = start_run(folder, names[1], launcher, flags, kills), set[int](), list[float]()
+    for _ in range(kills):
         began = time.monotonic()
         wait_until(lambda known=known: len(set(children(run.pid)) - known) == 2, "restart")
         known = set(children(run.pid))
@@ -743,7 +750,7 @@ def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder, 
         reached = step()
         wait_until(lambda reached=reached: run.poll() is not None or step() > reached, "update")
     assert run.wait() == 0
-    print(f"{launcher}: {KILLS} kills, at most {max(waits):.0f} s between two")
+    print(f"{launcher}: {kills} kills, at most {max(waits):.0f} s between two")
     assert_same(folder / names[0], folder / names[1])
 
 
