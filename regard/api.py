@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.core.rows import Mask, Memory, Rows, pack, pack_pairs, unpack
 from regard.core.shape import Bias, Role, Shape
+from regard.kernels.compiling import run_eagerly
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.cached import Cached
 from regard.layers.attention.checks import allowed_pairs
@@ -232,6 +233,7 @@ def _registry(kind: str) -> Registry:
     return REGISTRIES[kind]
 
 
+@run_eagerly  # a compiler cannot record how a layer is built
 @functools.lru_cache(maxsize=64)
 def _bare(
     spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, device: torch.device

@@ -96,7 +96,7 @@ def test_attend_is_the_same_in_every_call():
     q = torch.randn(1, 2, 5, 8)
     torch.manual_seed(1)
     first = regard.attend("performer(features=8)", q, q, q)
-    regard.api._bare.cache_clear()
+    regard.api._bare.__wrapped__.cache_clear()
     before = torch.get_rng_state()
     assert_close(regard.attend("performer(features=8)", q, q, q), first, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), before), "attend must leave the user's random numbers alone"
@@ -138,7 +138,7 @@ def test_detach_cuts_the_history():
 
 
 def test_attend_runs_in_any_mode_first():
-    regard.api._bare.cache_clear()
+    regard.api._bare.__wrapped__.cache_clear()
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
     with torch.inference_mode():
         regard.attend("performer(features=9)", q, q, q)
@@ -203,3 +203,14 @@ def test_mixed_heads_share_what_a_stack_shares():
     first, second = (regard.attention(spec, width=16, heads=4) for _ in range(2))
     second.link_layers(first, False, False)
     assert second.parts[0].mix_k is first.parts[0].mix_k
+
+
+@pytest.mark.parametrize("spec", ["local(window=8)", "heads(local(window=4), linear)"])
+def test_attend_is_compiled_before_it_was_ever_called(spec):
+    torch._dynamo.reset()
+    regard.api._bare.__wrapped__.cache_clear()
+    q, k, v = torch.randn(3, 2, 4, 40, 16, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(lambda q, k, v: regard.attend(spec, q, k, v, causal=True), backend="eager")
+    for T in (40, 33):
+        parts = [x[:, :, :T] for x in (q, k, v)]
+        assert_close(compiled(*parts), regard.attend(spec, *parts, causal=True))

@@ -37,7 +37,7 @@ BELOW = {
     "decoding": {"core"},
     "config": {"core", "spec"},
     "training": {"core", "kernels", "data", "config"},
-    "api": {"core", "spec", *LAYERS},
+    "api": {"core", "kernels", "spec", *LAYERS},
     "survey": {"core", "spec", "models"},
     "testing": {"", "core", "spec", *LAYERS},
 }
