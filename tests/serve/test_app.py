@@ -395,6 +395,18 @@ def test_connections_that_are_half_closed_hold_nothing(api):
     assert "regard_requests_in_flight 1.0" in api.request("GET", "/metrics")[2]
 
 
+def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged(api, monkeypatch):
+    made, found = listening.Prompt.connection_made, []
+
+    def connection_made(self, transport):
+        made(self, transport)
+        found.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(listening.Prompt, "connection_made", connection_made)
+    assert api.request("GET", "/healthz")[0] == 200
+    assert found == [1]
+
+
 def test_requests_sent_at_once_are_answered_in_order(api):
     connection = socket.create_connection(("127.0.0.1", api.port), timeout=30)
     connection.sendall(b"".join(completion(api, max_tokens=n, stream=n == 2) for n in (1, 2, 3)))
