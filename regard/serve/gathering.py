@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from regard.http.refused import Refused
 
 LOG = logging.getLogger("regard.serve")
@@ -62,8 +64,10 @@ class Gatherer:
     """A thread that computes for all requests to one model. The job that came first decides the settings of the next
     batch; those behind it that have the same join it, up to `texts` texts."""
 
-    def __init__(self, compute: Compute, *, waiting: int, texts: int):
+    def __init__(self, compute: Compute, *, waiting: int, texts: int, threads: int | None = None):
+        """`threads`: of PyTorch, which share an operator; None: as many as the process has."""
         self.compute, self.most_waiting, self.most_texts = compute, waiting, texts
+        self.threads = threads or torch.get_num_threads()
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.finished = self.failed = self.cancelled = self.batches = self.texts_done = 0
@@ -98,6 +102,7 @@ class Gatherer:
             self.changed.notify()
 
     def _work(self) -> None:
+        torch.set_num_threads(self.threads)  # of this thread alone, and of those that set none
         while True:
             with self.changed:
                 while not (self.waiting or self.closed):

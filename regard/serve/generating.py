@@ -29,6 +29,7 @@ from regard.serve.fixed import FixedBatch
 from regard.serve.footprint import Footprint
 from regard.serve.prefixes import PrefixCache
 from regard.serve.requests import Failed, Finished, Generation, Row, Update
+from regard.serve.threads import decoding_threads
 from regard.tasks.language.language_model import LanguageModel
 
 # Tokens of a prompt, and of all prompts with their padding, between two steps. Beginnings of prompts that are kept end
@@ -100,6 +101,7 @@ class Generator:
         self.outbox: list[tuple[Generation, Item]] = []
         self.seconds_each = 1.0  # of a request, from the first piece of its prompt to its end: a moving average
         self.changed, self.closed = threading.Condition(), False
+        self.threads = decoding_threads(self.model)
         self.thread = threading.Thread(target=self._work, name="regard-generator", daemon=True)
 
     def _choose_batch(self) -> Callable[[], RunningBatch | FixedBatch]:
@@ -182,6 +184,7 @@ class Generator:
     # what the thread does
 
     def _work(self) -> None:
+        torch.set_num_threads(self.threads)  # of this thread alone, and of those that set none
         with on_a_stream(self.device):
             while True:
                 with self.changed:

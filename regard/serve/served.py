@@ -12,6 +12,7 @@ from regard.http.refused import Refused
 from regard.serve.gathering import Compute, Gatherer, Ready
 from regard.serve.generating import Deliver, Generator, GeneratorLimits
 from regard.serve.limits import Limits
+from regard.serve.threads import decoding_threads
 from regard.tasks.classify.classifier import Classifier
 from regard.tasks.language.language_model import LanguageModel
 from regard.tasks.load import BUNDLED
@@ -42,6 +43,7 @@ class Served:
         self.created = int(time.time())
         self.generator: Generator | None = None
         computes: dict[Ability, Compute] = {}
+        threads: int | None = None
         if isinstance(model, LanguageModel):
             sizes = GeneratorLimits(
                 rows=limits.rows,
@@ -53,6 +55,7 @@ class Served:
             self.generator = Generator(model, sizes, deliver)
         elif isinstance(model, Translator):
             computes["translate"] = translating(model)
+            threads = decoding_threads(model.model)
         elif isinstance(model, Classifier):
             computes["classify"] = classifying(model)
         else:
@@ -61,7 +64,7 @@ class Served:
             if hasattr(model.model, "encode"):
                 computes["embed"] = embedding(Embedder(model.model, model.tokenizer, model.length))
         self.gatherers: dict[Ability, Gatherer] = {
-            ability: Gatherer(compute, waiting=limits.queue, texts=limits.texts)
+            ability: Gatherer(compute, waiting=limits.queue, texts=limits.texts, threads=threads)
             for ability, compute in computes.items()
         }
 
