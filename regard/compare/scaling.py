@@ -173,10 +173,15 @@ def _law(found: Sequence[Point], axis: str) -> str:
         return f"no exponent, {len(found)} of the {MIN_SIZES} points that it needs"
     law = fit([of(point) for point in found], [point.loss for point in found])
     if law.r2 < MIN_R2:
-        return f"no exponent, R^2 of the best law is {law.r2:.3f}, below {MIN_R2}"
+        return f"no exponent, R^2 of the best law is {_cut(law.r2)}, below {MIN_R2}"
     interval = fit_interval(found, of)
     shown = f"{interval.estimate:.2f} ({interval.low:.2f} to {interval.high:.2f})"
-    return f"{law.floor:.3f} + {law.factor:.3g} / {letter}^{shown}, R^2 {law.r2:.3f}"
+    return f"{law.floor:.3f} + {law.factor:.3g} / {letter}^{shown}, R^2 {_cut(law.r2)}"
+
+
+def _cut(r2: float) -> str:
+    """Digits cut off, not rounded: one that is too low never reads as one that is not."""
+    return f"{math.floor(1000 * r2) / 1000:.3f}"
 
 
 def panel(axes: Any, tables: Sequence[Scores], axis: str) -> None:
