@@ -47,6 +47,14 @@ def built():
             "attention has no argument 'causal': give role=\"causal\"; it takes spec, width, heads, role, kv_heads,",
         ),
         (
+            lambda: regard.attention("softmax", width=8, heads=2, is_causal=True),
+            "attention has no argument 'is_causal': give role=\"causal\"; it takes spec,",
+        ),
+        (
+            lambda: regard.attention("softmax", width=8, heads=2, cross=True),
+            "attention has no argument 'cross': give role=\"cross\"; it takes spec,",
+        ),
+        (
             lambda: regard.attention("softmax", width=8, num_heads=2),
             "attention has no argument 'num_heads' (did you mean 'heads'?); it takes spec, width, heads,",
         ),

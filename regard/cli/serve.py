@@ -52,6 +52,12 @@ def add_verbs(verb: AddVerb) -> None:
         "--context", type=int, default=2048, help="largest number of tokens of a prompt and its answer (default: 2048)"
     )
     added.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        help="CPU threads of each model (default: those of PyTorch; of two, one for a small model that decodes)",
+    )
+    added.add_argument(
         "--deadline", type=float, default=120.0, metavar="SECONDS", help="longest time for a request (default: 120)"
     )
     added.add_argument(
@@ -81,6 +87,7 @@ def serve(arguments: argparse.Namespace) -> None:
         memory=read_bytes(arguments.memory),
         prefix_memory=read_bytes(arguments.prefix_memory),
         context=arguments.context,
+        threads=arguments.threads,
         deadline=arguments.deadline,
         drain=arguments.drain,
     )

@@ -4,6 +4,7 @@ A state is a NamedTuple, batch first. `extend` consumes it; to branch or reorder
 one batch of two.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -118,6 +119,14 @@ def merge(state: Any, other: Any, rows: Tensor | None = None) -> Any:
     if hasattr(state, "merge"):
         return state.merge(other, rows)
     return merge_fields(state, other, rows) if isinstance(state, tuple) else _merge_known(state, other)
+
+
+def merge_all(states: Sequence[Any]) -> Any:
+    """One state with the rows of several, in order: merged in pairs, so that no row is copied again and again."""
+    while len(states) > 1:
+        pairs = [states[first : first + 2] for first in range(0, len(states), 2)]
+        states = [merge(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+    return states[0]
 
 
 def merge_fields(state: Any, other: Any, rows: Tensor | None) -> Any:

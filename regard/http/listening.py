@@ -1,6 +1,7 @@
 """How our servers listen: who can reach them, how requests come in, and how long a slow client is waited for."""
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import secrets
@@ -79,7 +80,8 @@ class Prompt(H11Protocol):
         super().connection_made(transport)
         # asyncio does it only where the socket names its protocol; else the body of an answer, which is sent behind its
         # head, waits until the client acknowledges the head: 40 ms and more
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # the client has left already
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.late = self.loop.call_later(HEAD_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:

@@ -12,13 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.core.state import merge, state_bytes, take_rows, trim, with_capacity
+from regard.core.state import merge_all, state_bytes, take_rows, trim, with_capacity
 from regard.decoding.captured import on_a_stream
 from regard.decoding.searching import read_prompt
 from regard.http.refused import Refused
@@ -64,6 +64,7 @@ class GeneratorLimits(NamedTuple):
     state_bytes: int = 1 << 30
     prefix_bytes: int = 256 << 20
     context: int = 2048  # tokens of a row, where the model has positions for more
+    threads: int = 0  # of PyTorch; 0: as many as suit the model
 
 
 class Counts:
@@ -101,7 +102,7 @@ class Generator:
         self.outbox: list[tuple[Generation, Item]] = []
         self.seconds_each = 1.0  # of a request, from the first piece of its prompt to its end: a moving average
         self.changed, self.closed = threading.Condition(), False
-        self.threads = decoding_threads(self.model)
+        self.threads = limits.threads or decoding_threads(self.model)
         self.thread = threading.Thread(target=self._work, name="regard-generator", daemon=True)
 
     def _choose_batch(self) -> Callable[[], RunningBatch | FixedBatch]:
@@ -285,7 +286,7 @@ class Generator:
         for group in taken:
             waiting.remove(group)
         states = [group.state for group in taken if group.state is not None]
-        return Group([fill for group in taken for fill in group.fills], reduce(merge, states) if states else None)
+        return Group([fill for group in taken for fill in group.fills], merge_all(states) if states else None)
 
     def _width(self, group: Group) -> int:
         """Tokens of the longest of the next pieces."""

@@ -12,6 +12,7 @@ class Limits:
     queue: int = 64  # requests that wait for each model
     memory: int = 1 << 30  # bytes of decoding states of each model
     prefix_memory: int = 256 << 20  # bytes of kept states of prompts of each model
+    threads: int = 0  # of PyTorch for each model; 0: as many as suit it
     context: int = 2048  # tokens of prompt and answer, where the model has positions for more
     deadline: float = 120.0  # seconds for a request
     drain: float = 30.0  # seconds for what was accepted, after SIGTERM
@@ -25,7 +26,7 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in ("prefix_memory", "drain") else 1
+            least = 0 if field.name in ("prefix_memory", "drain", "threads") else 1
             # NaN is not between any two numbers
             if not least <= value < math.inf:
                 raise ValueError(f"--{field.name.replace('_', '-')} must be a number of at least {least}, got {value}")

@@ -43,7 +43,7 @@ class Served:
         self.created = int(time.time())
         self.generator: Generator | None = None
         computes: dict[Ability, Compute] = {}
-        threads: int | None = None
+        threads = limits.threads or None
         if isinstance(model, LanguageModel):
             sizes = GeneratorLimits(
                 rows=limits.rows,
@@ -51,11 +51,12 @@ class Served:
                 state_bytes=limits.memory,
                 prefix_bytes=limits.prefix_memory,
                 context=limits.context,
+                threads=limits.threads,
             )
             self.generator = Generator(model, sizes, deliver)
         elif isinstance(model, Translator):
             computes["translate"] = translating(model)
-            threads = decoding_threads(model.model)
+            threads = threads or decoding_threads(model.model)
         elif isinstance(model, Classifier):
             computes["classify"] = classifying(model)
         else:

@@ -771,6 +771,11 @@ def test_mistakes(tmp_path, capsys):
 # tasks of `regard train`
 
 
+def test_generated_pairs_are_training_data(tmp_path):
+    table = tables.build("multi30k", "smoke", "--data.generated", "50", "--training.precision", "float32")
+    table.quality[0].check(Folder(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -4,8 +4,10 @@ import gc
 import threading
 
 import pytest
+import torch
 
 from regard.core.capture import without_collection
+from regard.decoding import captured
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
@@ -41,4 +43,17 @@ def test_captures_of_two_threads_overlap():
     assert not gc.isenabled()
     ended.set()
     thread.join()
+    assert gc.isenabled()
+
+
+def test_also_where_a_step_of_decoding_is_captured(monkeypatch):
+    seen = []
+
+    def note(*_, **__):
+        seen.append(gc.isenabled())
+
+    graph = type("Graph", (), {"capture_begin": note, "capture_end": note, "replay": note})
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    captured.CudaGraph(torch.device("cpu"))(note)
+    assert seen == [False] * 3
     assert gc.isenabled()

@@ -10,7 +10,7 @@ from regard.decoding import DecodingConfig
 from regard.http.refused import Refused
 from regard.models.feedback import FeedbackConfig
 from regard.models.perceiver import PerceiverARConfig
-from regard.serve import batch
+from regard.serve import batch, generating
 from regard.serve.footprint import Footprint
 from regard.serve.prefixes import PrefixCache
 from regard.serve.requests import Generation, Update
@@ -122,6 +122,37 @@ def test_prompts_with_kept_beginnings_are_read_together(spec):
     assert len(engine.batch.active) == 3, "the fourth has more to read"
     engine.run()
     assert [texts(one) for one in asked] == [alone(language, *pair) for pair in zip(prompts, asked, strict=True)]
+
+
+@pytest.mark.parametrize("spec", ["softmax", "linear"])
+def test_beginnings_are_kept_at_multiples_of_the_piece_of_the_device(spec, monkeypatch):
+    monkeypatch.setitem(generating.AT_ONCE, "cpu", (16, 64))
+    language = small_language(attention=spec)
+    engine = ByHand(language)
+    prompts = ["a" * 40 + letter * 20 for letter in "bcd"]
+    asked = [generation(language, prompt) for prompt in prompts]
+    for one in asked:
+        engine.run([one])
+    assert (engine.prefixes.hits, engine.prefixes.tokens_saved) == (1, 32)
+    assert [texts(one) for one in asked] == [alone(language, *pair) for pair in zip(prompts, asked, strict=True)]
+
+
+def test_no_step_waits_for_more_tokens_than_it_may(monkeypatch):
+    """Padding counts, also where the first row of a group has less left than the others."""
+    language = small_language()
+    engine = ByHand(language, rows=16)
+    engine.submit([generation(language, "x" * (64 + rest), tokens=2) for rest in (1, 63, 63, 63, 1, 1)])
+    read, steps = engine._read_pieces, []
+
+    def watched(fills, state):
+        steps[-1] += len(fills) * max(engine._end(fill) - fill.at for fill in fills)
+        read(fills, state)
+
+    monkeypatch.setattr(engine, "_read_pieces", watched)
+    while not engine.is_idle:
+        steps.append(0)
+        engine.advance()
+    assert max(steps) <= engine.prompt_tokens, steps
 
 
 def test_who_came_first_is_read_first():

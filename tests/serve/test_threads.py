@@ -1,4 +1,4 @@
-"""Small models decode on one core, whatever the process has; everything else has all."""
+"""Of two cores a small model decodes on one; everything else has all."""
 
 import pytest
 import torch
@@ -22,25 +22,26 @@ def restored():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def three(monkeypatch):
-    """A process of three threads."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-
-
-@pytest.mark.parametrize(("parameters", "expected"), [(threads.SMALL - 1, 1), (threads.SMALL, 3)])
-def test_by_the_size_of_the_model(three, parameters, expected):
+@pytest.mark.parametrize(
+    ("parameters", "available", "expected"),
+    [(threads.SMALL - 1, 2, 1), (threads.SMALL, 2, 2), (threads.SMALL - 1, 3, 3), (1, 1, 1)],
+)
+def test_by_the_size_of_the_model(monkeypatch, parameters, available, expected):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: available)
     model = nn.Module()
     model.weight = nn.Parameter(torch.empty(parameters, device="meta"))
     assert threads.decoding_threads(model) == expected
 
 
-def test_what_decodes_and_what_does_not(three):
-    translator = Served("t", Translator.load(device="cpu"), Limits(), print)
-    encoder = Served("e", MaskedModel.load(BUNDLED / "english", device="cpu"), Limits(), print)
-    assert translator.gatherers["translate"].threads == 1
-    assert {one.threads for one in encoder.gatherers.values()} == {3}
-    assert ByHand(small_language()).threads == 1
+@pytest.mark.parametrize(("asked", "decodes", "encodes"), [(0, 1, 2), (2, 2, 2), (5, 5, 5)])
+def test_what_decodes_and_what_does_not(monkeypatch, asked, decodes, encodes):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    limits = Limits(threads=asked)
+    translator = Served("t", Translator.load(device="cpu"), limits, print)
+    encoder = Served("e", MaskedModel.load(BUNDLED / "english", device="cpu"), limits, print)
+    cats = Served("c", small_language(), limits, print)
+    assert translator.gatherers["translate"].threads == cats.generator.threads == decodes
+    assert {one.threads for one in encoder.gatherers.values()} == {encodes}
 
 
 def test_the_worker_has_them_and_no_other_thread():
