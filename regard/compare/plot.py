@@ -20,7 +20,7 @@ POINTS = "offset points"
 Panel = Callable[[Any], None]
 FADED, STRONG, LINE = "#b9bec9", "#2f5aa8", "#c2571a"
 FADED_TEXT = "#6b7280"
-WIDE_FACTOR = 8  # factor between the ends of a logarithmic axis from which powers of ten, halves and fifths are several
+WIDE_FACTOR = 4  # factor between the ends of a logarithmic axis from which powers of ten, halves and fifths are several
 
 
 class Point(NamedTuple):
