@@ -274,7 +274,8 @@ class Generator:
         self.groups.extendleft(reversed(waiting))
 
     def _take_group(self, waiting: deque[Group], tokens: int) -> Group:
-        """Takes the first groups that can be read together with so many tokens; the very first fits at any rate."""
+        """Takes the first groups that can be read together within a number of tokens. The first group of a round is
+        always taken, however long it is."""
         # a state that has read nothing cannot be merged with one that has
         alike = [group for group in waiting if (group.state is None) == (waiting[0].state is None)]
         taken, fills, width = [], 0, 0

@@ -591,12 +591,14 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     started = []
     monkeypatch.setattr(listening_server.DrainingServer, "run", lambda self, sockets: started.append((self, sockets)))
     monkeypatch.delenv("REGARD_API_KEY", raising=False)
-    main(["serve", str(BUNDLED / "english"), "--port", "0", "--host", "0.0.0.0", "--rows", "3", "--memory", "2MB"])
+    flags = ["--port", "0", "--host", "0.0.0.0", "--rows", "3", "--memory", "2MB", "--threads", "5"]
+    main(["serve", str(BUNDLED / "english"), *flags])
     server, (listener,) = started.pop()
     told = capsys.readouterr()
     assert "Regard serves at http://" in told.out
     assert server.api.guard.key in told.err
-    assert (server.api.limits.rows, server.api.limits.memory) == (3, 2_000_000)
+    limits = server.api.limits
+    assert (limits.rows, limits.memory, limits.threads) == (3, 2_000_000, 5)
     listener.close()
     file = tmp_path / "key"
     file.write_text("0123456789abcdef\n")
