@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from regard.core.rows import Mask, Memory, Rows, pack, pack_pairs, unpack
 from regard.core.shape import Bias, Role, Shape
 from regard.kernels.compiling import run_eagerly
+from regard.keywords import check_keywords
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.cached import Cached
 from regard.layers.attention.checks import allowed_pairs
@@ -19,7 +20,7 @@ from regard.layers.attention.projected import Projected
 from regard.layers.attention.tailed import Tailed
 from regard.layers.feedforward.base import FeedForward, FeedForwardFacts, Sizes
 from regard.layers.position.base import Position, PositionFacts
-from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Registry, Spec, check_keywords, parse
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Registry, Spec, parse
 
 SMALL = 1024  # sizes in a spec up to which `facts` builds a layer that has numbers
 

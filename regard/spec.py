@@ -7,24 +7,21 @@ what is imported or called.
 """
 
 import ast
-import difflib
-import functools
 import importlib
 import inspect
 import math
 import pkgutil
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from regard.aliases import ALIASES, OLD_VALUES, SETTINGS
+from regard.keywords import did_you_mean
 from regard.plugins import Plugins
 
 Kind = Literal["attention", "feedforward", "position"]
-P = ParamSpec("P")
-R = TypeVar("R")
 
 LONGEST = 10_000  # characters of a spec
 LARGEST = 2**31 - 1  # of whole numbers in options
@@ -359,33 +356,6 @@ def describe(kind: Any) -> str:
         return "a list"
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
     return names.get(kind, str(kind))
-
-
-def did_you_mean(name: str, known: list[str]) -> str:
-    """The end of an error about an unknown name, where a known one is like it."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def check_keywords(**meant: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function, or the `__init__` of a class, whose unknown keywords are refused with the known ones.
-    `meant` is what to give instead of some that are like none of them."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        name = function.__qualname__.removesuffix(".__init__")
-        known = [word for word in inspect.signature(function).parameters if word != "self"]
-
-        @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for word in kwargs:
-                if word not in known:
-                    near = f": give {meant[word]}" if word in meant else did_you_mean(word, known)
-                    raise TypeError(f"{name} has no argument {word!r}{near}; it takes {', '.join(known)}")
-            return function(*args, **kwargs)
-
-        return checked
-
-    return decorate
 
 
 ATTENTION = Registry("attention", "regard.layers.attention", "Attention")

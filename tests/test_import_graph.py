@@ -17,27 +17,28 @@ import regard
 from regard import tasks
 
 ROOT = Path(regard.__file__).parent
-NEUTRAL = {"aliases", "lazy", "plugins", "spec"}  # top-level modules that import no package of ours
+NEUTRAL = {"aliases", "keywords", "lazy", "plugins", "spec"}  # top-level modules that import no package of ours
 LAYERS = {"layers.attention", "layers.feedforward", "layers.position"}
 BELOW = {
     "kernels": set(),
     "aliases": set(),
+    "keywords": set(),
     "lazy": set(),
     "plugins": set(),
-    "spec": {"aliases", "plugins"},
-    "core": {"kernels"},
+    "spec": {"aliases", "keywords", "plugins"},
+    "core": {"kernels", "keywords"},
     "http": set(),
     "layers": set(),
     "layers.position": {"core", "kernels", "spec"},
     "layers.feedforward": {"core", "kernels", "spec"},
     "layers.attention": {"core", "kernels", "spec", "layers.position"},
-    "models": {"core", "kernels", "plugins", "spec", *LAYERS},
+    "models": {"core", "kernels", "keywords", "plugins", "spec", *LAYERS},
     "data": {"core"},
     "metrics": {"core"},
     "decoding": {"core"},
     "config": {"core", "spec"},
     "training": {"core", "kernels", "data", "config"},
-    "api": {"core", "kernels", "spec", *LAYERS},
+    "api": {"core", "kernels", "keywords", "spec", *LAYERS},
     "survey": {"core", "spec", "models"},
     "testing": {"", "core", "spec", *LAYERS},
 }

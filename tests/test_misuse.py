@@ -4,17 +4,23 @@ there. Each is refused in words, at the public boundary, and decoding does not p
 import dataclasses
 import inspect
 import re
+from typing import get_type_hints
 
 import pytest
 import torch
 
 import regard
-from regard import models
+from regard import models, tasks
+from regard.config import is_section
+from regard.core.options import config_dataclass
+from regard.decoding.base import DecodingConfig
 from regard.models import FeedbackConfig, PerceiverARConfig, RecurrentConfig
 from regard.models.funnel import FunnelConfig
 from regard.models.perceiver import PerceiverConfig
 from regard.models.pooling import ClassifierConfig
 from regard.models.tokenlearner import TokenLearnerConfig
+from regard.serve.limits import Limits
+from regard.training.config import TrainingConfig
 
 SMALL = {"vocabulary": 10, "width": 16, "heads": 2, "inner": 16}
 KINDS = {
@@ -78,12 +84,72 @@ def built():
             lambda: dataclasses.replace(regard.ModelConfig(), n_layers=2),
             "ModelConfig has no argument 'n_layers' (did you mean 'layers'?); it takes kind, vocabulary,",
         ),
+        (
+            lambda: FeedbackConfig(vocab=3),
+            "FeedbackConfig has no argument 'vocab' (did you mean 'vocabulary'?); it takes kind, vocabulary,",
+        ),
+        (
+            lambda: DecodingConfig(beams=3),
+            "DecodingConfig has no argument 'beams' (did you mean 'beam'?); it takes beam, penalty,",
+        ),
+        # initials are like nothing else
+        (
+            lambda: TrainingConfig(lr=0.1),
+            "TrainingConfig has no argument 'lr' (did you mean 'learning_rate'?); it takes steps, epochs,",
+        ),
+        (
+            lambda: dataclasses.replace(tasks.find("language").config().model, num_layers=2),
+            "LanguageOptions has no argument 'num_layers' (did you mean 'layers'?); it takes preset,",
+        ),
+        (lambda: regard.attention("softmax"), "attention needs width and heads; it takes spec, width, heads,"),
+        (
+            lambda: regard.attend("softmax", torch.ones(1, 1, 2, 4), k=torch.ones(1, 1, 2, 4)),
+            "attend needs v; it takes spec, q, k, v,",
+        ),
     ],
 )
-def test_unknown_keywords(wrong, says):
+def test_unknown_and_missing_keywords(wrong, says):
     """With the known ones, in a TypeError as Python has it."""
     with pytest.raises(TypeError, match=re.escape(says)):
         wrong()
+
+
+def configs() -> dict[str, type]:
+    """Every config that a user can build, by name, with those of its sections."""
+    forms = [form.config for model in models.registry.entries().values() for form in model.forms.values()]
+    waiting = [DecodingConfig, Limits, *(tasks.find(name).config for name in tasks.names()), *forms]
+    found: dict[str, type] = {}
+    while waiting:
+        cls = waiting.pop()
+        found[cls.__name__] = cls
+        waiting += [hint for hint in get_type_hints(cls).values() if is_section(hint)]
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize("name", configs())
+def test_every_config_refuses_unknown_keywords_in_words(name):
+    cls = configs()[name]
+    names = ", ".join(field.name for field in dataclasses.fields(cls))
+    with pytest.raises(TypeError, match=re.escape(f"{name} has no argument 'qqq'; it takes {names}")):
+        cls(qqq=1)
+    # as a tool that reads signatures sees it
+    assert list(inspect.signature(cls).parameters) == names.split(", ")
+
+
+def test_a_config_may_need_a_keyword():
+    @config_dataclass
+    class Sizes:
+        width: int
+        depth: int = 2
+
+    assert Sizes(3) == Sizes(width=3) == dataclasses.replace(Sizes(1), width=3)
+    with pytest.raises(TypeError, match=r"^Sizes needs width; it takes width, depth$"):
+        Sizes(depth=4)
+    # what Python says of it is plain enough
+    with pytest.raises(TypeError, match="multiple values for argument 'width'"):
+        Sizes(3, width=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Sizes(3).width = 4
 
 
 @pytest.mark.parametrize("name", ["attention", "attend", "feedforward", "position", "ModelConfig"])

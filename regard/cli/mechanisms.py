@@ -9,7 +9,8 @@ from rich.text import Text
 
 from regard.aliases import ALIASES, SETTINGS
 from regard.cli.console import fact_items, list_known, open_console, plain_table, print_table
-from regard.spec import REGISTRIES, Registry, Spec, describe, did_you_mean, parse
+from regard.keywords import did_you_mean
+from regard.spec import REGISTRIES, Registry, Spec, describe, parse
 from regard.tasks.command import AddVerb
 
 MODEL = "model"  # the kind of the registry of models, whose entries are not specs

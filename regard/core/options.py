@@ -9,9 +9,22 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from regard.core.limits import check_sizes
+from regard.keywords import check_keywords
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,14 @@ class Range:
     def __str__(self) -> str:
         words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         return " and ".join(f"{word} {bound:,}" for word, bound in words.items() if math.isfinite(bound))
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def config_dataclass(cls: type[C]) -> type[C]:
+    """As `dataclass(frozen=True)`, for configs: an error about an unknown or missing keyword has the known ones."""
+    made = dataclass(frozen=True)(cls)
+    made.__init__ = check_keywords()(made.__init__)
+    return made
 
 
 class Option(NamedTuple):

@@ -5,7 +5,6 @@ N hypotheses kept per sentence, L columns for tokens.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +12,10 @@ from torch import Tensor
 
 from regard.core.limits import check_sizes
 from regard.core.numeric import NonFinite
+from regard.core.options import config_dataclass
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class DecodingConfig:
     """How to decode. Lengths count tokens without eos.
 

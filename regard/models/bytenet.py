@@ -1,14 +1,13 @@
 """ByteNet: two stacks of dilated convolutions, one upon the other, without attention."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows
 from regard.core.state import Out
 from regard.kernels.convolution import convolve, next_tail
@@ -20,7 +19,7 @@ from regard.models.stack import look_up
 from regard.models.transformer import check_rows_match, pack_ids
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ByteNetConfig:
     """The config of a ByteNet. Vectors between blocks are twice as wide as `width`, that of the convolutions."""
 

@@ -1,12 +1,11 @@
 """The config of a Transformer. That of every other model is beside the model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from regard.core.options import Range, check_options
+from regard.core.options import Range, check_options, config_dataclass
 from regard.core.shape import Bias
-from regard.spec import check_keywords, use_canonical_names
+from regard.spec import use_canonical_names
 
 Specs = str | Sequence[str]
 Norm = Annotated[
@@ -22,7 +21,7 @@ def check_config(config: object, section: str = "") -> None:
     use_canonical_names(config)
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ModelConfig:
     """The config of a Transformer. Attentions and feed-forward layers take a spec, or a list of specs that is repeated
     over the layers."""
@@ -95,6 +94,3 @@ class ModelConfig:
         if self.head == "none" and (self.kind != "encoder" or self.head_bias):
             got = f"kind {self.kind!r}" if self.kind != "encoder" else "head_bias"
             raise ValueError(f"head 'none' is for an encoder that gives vectors and no logits, got {got}")
-
-
-ModelConfig.__init__ = check_keywords()(ModelConfig.__init__)

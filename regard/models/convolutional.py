@@ -1,14 +1,13 @@
 """Convolutional translators: gated convolutions on both sides, attention in every layer of the decoder."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Shape
 from regard.core.state import Out
@@ -25,7 +24,7 @@ HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
 Blocks = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ConvolutionalConfig:
     """The config of a ConvS2S. `attention` takes a spec of role "cross" that is a function of queries, keys and values.
     `blocks` names the width and the kernel of each block; without it there are `layers` of them, all alike."""

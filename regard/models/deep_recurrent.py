@@ -1,13 +1,12 @@
 """Deep recurrent translators: stacks of LSTMs with residuals or fast-forward connections, whose upper layers all read
 one attention."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows, reverse_rows
 from regard.core.state import Out
 from regard.kernels.recurrence import Cells, State
@@ -20,7 +19,7 @@ from regard.models.stack import look_up
 from regard.spec import FEEDFORWARD
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class DeepRecurrentConfig:
     """The config of a GNMT or, with `connections="fast-forward"`, of a Deep-Att. `attention` takes a spec of role
     "cross" that is a function of queries, keys and values; `feedforward` one of a layer between two recurrent ones,

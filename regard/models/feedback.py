@@ -5,7 +5,6 @@ memory of a token is needed by all layers of the next. Padding is met once: ids 
 """
 
 import math
-from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Mask, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import Progress, check_rows, take_rows, trim
@@ -29,7 +28,7 @@ from regard.models.transformer import pack_ids
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class FeedbackConfig:
     """The config of a Feedback Transformer. `attention` takes a spec that compares a query with keys one by one."""
 

@@ -3,7 +3,6 @@
 Padding is met once, on token ids, as in the Transformer: a pooled vector is the mean of the real tokens of its window.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows, blank
 from regard.core.state import Out
 from regard.layers.position.base import Position
@@ -24,7 +23,7 @@ from regard.models.transformer import pack_ids
 from regard.spec import Spec, over_layers
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class FunnelConfig(EncoderConfig):
     """The config of a Funnel-Transformer. `attention` takes specs of role "self", repeated over all layers;
     `cross_attention` a spec of role "cross", for the pooled queries over what is not pooled yet."""

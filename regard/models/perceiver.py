@@ -6,7 +6,6 @@ the last tokens of the sequence. Padding is met once, on token ids, as in the Tr
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import Out, Progress, check_rows, merge_fields, take_rows
@@ -30,7 +29,7 @@ from regard.models.transformer import pack_ids
 from regard.spec import POSITIONS, over_layers, parse
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class PerceiverConfig(EncoderConfig):
     """The config of a Perceiver. `attention` (among the latents) takes specs of role "self", `cross_attention`
     (latents to input, outputs to latents) a spec of role "cross". Of `width` are the input and the outputs."""
@@ -223,7 +222,7 @@ class Perceiver(LatentModel):
         return Memory(self.dropout(self.position.add(x, rows)), None if keep is None else rows.count), rows
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class PerceiverARConfig:
     """The config of a Perceiver AR. Both attentions take specs of role "causal"."""
 

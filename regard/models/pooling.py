@@ -4,7 +4,7 @@ Also what the models that change the length have in common: a config, and the la
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
 from regard.core.numeric import masked_softmax
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows, blank, pack_memory, unpack
 from regard.core.state import Out
 from regard.models.block import Block, gather_auxiliary
@@ -28,7 +28,7 @@ POOLING = (
 )
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class EncoderConfig:
     """What the models share that read a whole sequence and change its length. With `classes` a model answers with
     their logits, [B, classes], from the vectors that `pooling` leaves; without, with logits of the vocabulary at every
@@ -237,7 +237,7 @@ class Answer(nn.Module):
             raise ValueError("this model predicts classes and no tokens: build it with classes=None")
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ClassifierConfig(EncoderConfig):
     """An encoder of the Transformer and a pooling; or, causal, a decoder that is best read at its last token. Post-norm
     layers, ReLU and position="none" make it a Set Transformer, with attention="set" for its induced attention."""

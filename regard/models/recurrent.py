@@ -6,7 +6,6 @@ here too: ids are moved to the left, and the recurrence of a row ends with its l
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.core.model import Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import check_rows, take_rows
@@ -32,7 +31,7 @@ NO_MAPS = (
 )
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class RecurrentConfig:
     """The config of a recurrent model. `attention` takes a spec of role "cross"; None is the bottleneck, where the
     decoder gets the encoder's last state and nothing else, and `input_feeding` has nothing to feed."""

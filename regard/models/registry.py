@@ -4,7 +4,6 @@ A model is an entry of MODELS. A model in somebody else's package is an entry po
 value is such an entry.
 """
 
-import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from regard import spec
 from regard.core.model import Model as BuiltModel
 from regard.core.options import Option, options
 from regard.core.shape import Order
+from regard.keywords import did_you_mean
 from regard.models.bytenet import ByteNet, ByteNetConfig
 from regard.models.config import ModelConfig
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
@@ -464,8 +464,7 @@ def packages_of(config: Any) -> dict[str, dict[str, str]]:
 def find(name: str) -> Model:
     """A model by its name."""
     if name not in entries():
-        near = difflib.get_close_matches(name, entries(), n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name, list(entries()))
         raise ValueError(f"no model is called {name!r}{hint}; known: {', '.join(entries())}")
     return entries()[name]
 

@@ -3,7 +3,6 @@
 Padding is met once, on token ids, as in the Transformer: a padded token goes into none of the learned ones.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
 from regard.core.numeric import masked_softmax
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.state import Out
 from regard.kernels.dropout import Dropout
@@ -24,7 +23,7 @@ from regard.models.transformer import pack_ids
 from regard.spec import over_layers
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class TokenLearnerConfig(EncoderConfig):
     """The config of a TokenLearner. `attention` takes specs of role "self", repeated over all layers."""
 

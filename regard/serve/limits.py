@@ -1,10 +1,12 @@
 """What the server takes on: bounds on every input, on what waits and on memory."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from regard.core.options import config_dataclass
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class Limits:
     """Flags of `regard serve`, and the bounds on fields of requests."""
 

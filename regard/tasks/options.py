@@ -4,11 +4,10 @@ import dataclasses
 import functools
 import operator
 import types
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from regard.config import fit
-from regard.core.options import Option, options
+from regard.core.options import Option, config_dataclass, options
 from regard.models import registry
 from regard.models.config import check_config
 
@@ -29,7 +28,7 @@ GIVEN = (
 )
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ModelOptions:
     """A preset, and changes to it."""
 
@@ -118,7 +117,7 @@ def derived(cls: C) -> C:
                 extras.append(functools.reduce(operator.or_, ranges))
             cls.__annotations__[name] = Annotated[kind, *extras]
             setattr(cls, name, None)
-    return dataclass(frozen=True)(cls)
+    return config_dataclass(cls)
 
 
 def _help(by_model: dict[str, Option], everywhere: set[str]) -> str:

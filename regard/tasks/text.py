@@ -4,14 +4,13 @@ those of another run."""
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from regard import models
 from regard.core.files import parse_rows
 from regard.core.model import Model
-from regard.core.options import Range, check_options
+from regard.core.options import Range, check_options, config_dataclass
 from regard.data.documents import Documents, digest, hold_out, read_documents
 from regard.data.tokenizer import Tokenizer, chunks
 from regard.spec import parse
@@ -23,7 +22,7 @@ FILE = "tokenizer.json"
 TOKENS_AT_ONCE = 16384  # in a batch of an evaluation
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class LanguageData:
     """The data: text, and its tokenizer."""
 

@@ -1,13 +1,12 @@
 """The settings of training, a section of every config."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from regard.config import renamed
-from regard.core.options import Range, check_options
+from regard.core.options import Range, check_options, config_dataclass
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class TrainingConfig:
     """The training. Every random draw is a function of the seed and the step, so a run can be resumed exactly."""
 

@@ -8,14 +8,14 @@ last to the image stands last, since a matrix leads from a place in the output t
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.core.options import Range, check_options
+from regard.core.options import Range, check_options, config_dataclass
 
 # the operations of RandAugment as Cubuk et al. 2020 (arXiv 1909.13719) list them, with those of timm's increasing form
 COLOUR = (
@@ -59,7 +59,7 @@ COLUMNS = {
 WIDTH = 20 + 2 * MOST_OPERATIONS
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class AugmentConfig:
     """Augmentation of the training images. What is random follows from the seed, the epoch and the batch."""
 

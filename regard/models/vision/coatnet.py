@@ -1,13 +1,13 @@
 """CoAtNet: stages of convolutions, then stages of attention with a bias by rows and columns."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.model import Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Shape
 from regard.core.state import Out
@@ -27,7 +27,7 @@ from regard.models.vision.patches import check_images
 from regard.spec import ATTENTION, FEEDFORWARD, Spec, over_layers
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class CoatnetConfig(ImageConfig):
     """The config of a CoAtNet. `attention` takes specs of role "self"."""
 

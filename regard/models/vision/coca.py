@@ -5,7 +5,7 @@ picture is the memory, computed once.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import Out, Progress
@@ -34,7 +34,7 @@ LARGEST_SCALE = 100.0  # that similarities are multiplied by
 MapPlace = Literal["patches", "cross", "pooler", "text", "decoder", "encoder"]
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class CocaConfig:
     """The config of CoCa. `attention` is that of the image encoder, `decoder_attention` that of both halves of the
     text decoder; each takes a spec, or a list of specs that is repeated over the layers."""

@@ -1,9 +1,8 @@
 """What the configs of image models have in common."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.shape import Bias
 from regard.models.config import ModelConfig, Norm, Specs, check_config
 from regard.models.pooling import layer_config
@@ -16,7 +15,7 @@ IMAGE_POOLING = (
 )
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ImageConfig:
     """The images, and what they are classified into. Without `classes` a model has no head: its vectors are what it
     gives."""
@@ -45,7 +44,7 @@ class ImageConfig:
         check_config(self)
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class PatchConfig(ImageConfig):
     """The stem that makes tokens of an image, and the layers of a Transformer over them."""
 

@@ -1,13 +1,12 @@
 """A residual network of convolutions, without attention: what the others are compared with."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.model import Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory
 from regard.kernels.dropout import Dropout, DropPath
 from regard.models.modules import ModuleListOf
@@ -16,7 +15,7 @@ from regard.models.vision.convolution import convolution
 from regard.models.vision.patches import check_images
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ConvnetConfig(ImageConfig):
     """The config of a residual network."""
 

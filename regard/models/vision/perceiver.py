@@ -1,12 +1,12 @@
 """The Perceiver over the patches of an image."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from regard.core.model import Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Shape
 from regard.core.state import Out
@@ -20,7 +20,7 @@ from regard.models.vision.patches import build_stem, check_images
 from regard.spec import POSITIONS, parse
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ImagePerceiverConfig(PatchConfig):
     """The config of a Perceiver of images. `attention` (among the latents) takes specs of role "self",
     `cross_attention` (latents to patches) a spec of role "cross". Of `width` are the patches."""

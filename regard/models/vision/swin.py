@@ -1,13 +1,13 @@
 """The Swin Transformer: attention in windows of a map that is halved from stage to stage."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.model import Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Bias, Shape
 from regard.core.state import Out
@@ -26,7 +26,7 @@ from regard.models.vision.patches import Patches, check_images
 from regard.spec import POSITIONS, over_layers
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class SwinConfig(ImageConfig):
     """The config of a Swin Transformer. `attention` takes specs of role "self"."""
 

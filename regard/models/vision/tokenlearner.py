@@ -1,12 +1,12 @@
 """TokenLearner over the patches of an image: half-way through, a few learned tokens take their place."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
 from regard.core.model import Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows
 from regard.core.state import Out
 from regard.models.block import Block, gather_auxiliary, normalization
@@ -20,7 +20,7 @@ from regard.models.vision.vit import Vit, VitConfig
 from regard.spec import over_layers
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ImageTokenLearnerConfig(PatchConfig):
     """The config of a TokenLearner of images. `attention` takes specs of role "self", repeated over all layers."""
 

@@ -1,13 +1,13 @@
 """The Vision Transformer: an image as a sequence of patches, with any attention of the registry over them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Shape
 from regard.core.state import Out
@@ -25,7 +25,7 @@ from regard.models.vision.patches import build_stem, check_images
 from regard.spec import POSITIONS, over_layers, parse
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class VitConfig(PatchConfig):
     """The config of a Vision Transformer. `attention` takes specs of role "self"."""
 

@@ -1,15 +1,15 @@
 """The config of a captioner: its data, its model and its training."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
-from regard.core.options import Range, check_options
+from regard.core.options import Range, check_options, config_dataclass
 from regard.data.images.draws import AugmentConfig
 from regard.tasks.options import ModelOptions, check_out, derived
 from regard.training.config import TrainingConfig
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class CaptionsData:
     """The data: pictures, their captions, and the tokenizer."""
 
@@ -90,7 +90,7 @@ class CaptionerOptions(ModelOptions):
     ] = None
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class CaptionsConfig:
     """A captioner: its data, its model and its training."""
 

@@ -1,17 +1,17 @@
 """The config of a classifier: its data, its model and its training."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from regard.core.options import Range, check_options
+from regard.core.options import Range, check_options, config_dataclass
 from regard.models.config import ModelConfig
 from regard.models.pooling import POOLING, How
 from regard.tasks.options import ModelOptions, check_out, derived
 from regard.training.config import TrainingConfig
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class LabelledData:
     """The data: texts, their labels, and the tokenizer."""
 
@@ -107,7 +107,7 @@ class ClassifierOptions(ModelOptions):
         return super().resolve(**sizes)
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ClassifyConfig:
     """A classifier: its data, its model and its training."""
 

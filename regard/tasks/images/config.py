@@ -1,9 +1,9 @@
 """The config of a classifier of images: its data, what is done to them in training, its model and its training."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
-from regard.core.options import Range, check_options
+from regard.core.options import Range, check_options, config_dataclass
 from regard.data.images.draws import AugmentConfig
 from regard.tasks.options import ModelOptions, check_out, derived
 from regard.training.config import TrainingConfig
@@ -11,7 +11,7 @@ from regard.training.config import TrainingConfig
 SIDES = Range(1, 4096)
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ImageData:
     """The data: images and their classes."""
 
@@ -77,7 +77,7 @@ class ImageOptions(ModelOptions):
     ] = None
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class ImagesConfig:
     """A classifier of images: its data, augmentation, model and training."""
 

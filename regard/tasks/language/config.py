@@ -1,8 +1,9 @@
 """The config of a language model: its data, its model and its training."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
+from regard.core.options import config_dataclass
 from regard.tasks.options import ModelOptions, check_out, derived
 from regard.tasks.text import LanguageData
 from regard.training.config import TrainingConfig
@@ -21,7 +22,7 @@ class LanguageOptions(ModelOptions):
     ] = "gpt-nano"
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class LanguageConfig:
     """A language model: its data, its model and its training."""
 

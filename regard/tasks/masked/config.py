@@ -1,15 +1,15 @@
 """The config of a masked language model: its data, its model and its training."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
-from regard.core.options import Range
+from regard.core.options import Range, config_dataclass
 from regard.tasks.options import ModelOptions, check_out, derived
 from regard.tasks.text import LanguageData
 from regard.training.config import TrainingConfig
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class MaskedData(LanguageData):
     """The data: text, its tokenizer, and which tokens are masked."""
 
@@ -42,7 +42,7 @@ class MaskedOptions(ModelOptions):
     ] = "bert-tiny"
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class MaskedConfig:
     """A masked language model: its data, its model and its training."""
 

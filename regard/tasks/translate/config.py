@@ -1,16 +1,16 @@
 """The config of a translator: its data, its model and its training."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from regard.core.options import Range, check_options
+from regard.core.options import Range, check_options, config_dataclass
 from regard.models.recurrent import RecurrentConfig
 from regard.tasks.options import ModelOptions, check_out, derived
 from regard.training.config import TrainingConfig
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class DataConfig:
     """The data: pairs of sentences, and their tokenizers."""
 
@@ -107,7 +107,7 @@ class TranslatorOptions(ModelOptions):
         return super(TranslatorOptions, options).resolve(**sizes)
 
 
-@dataclass(frozen=True)
+@config_dataclass
 class TranslateConfig:
     """A translator: its data, its model and its training."""
 
