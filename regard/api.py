@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from regard.core.brief import in_brief_thread
 from regard.core.rows import Mask, Memory, Rows, pack, pack_pairs, unpack
 from regard.core.shape import Bias, Role, Shape
 from regard.kernels.compiling import run_eagerly
@@ -240,12 +241,9 @@ def _bare(
     spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, device: torch.device
 ) -> Projected | MixedHeads:
     """A layer of which only `attend_projected` is used. Its random draws come from a seed of their own."""
-    # kept for later calls, whatever mode the first one runs in; one number for each head, for its projections are never
-    # used, and what ties the width to the heads has parameters of its own
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.device("cpu"):
-        torch.manual_seed(0)
-        shape = Shape.of(width=H, heads=H, kv_heads=G, head_width=D, role=role)
-        layer = ATTENTION.build(spec, shape).to(device, dtype)
+    # kept for later calls, and so built in a thread of its own: what the first one runs in (inference mode, a default
+    # device, a transform of torch.func, fake tensors, torch.export) holds in this thread only
+    layer = in_brief_thread(lambda: _built_bare(spec, H, G, D, role, dtype, device))
     for part in _leaves(layer):
         extra = [name for name, _ in part.named_parameters() if not name.startswith(("project.", "output."))]
         if not isinstance(part, Projected) or extra or set(part.inputs) != {"q", "k", "v"}:
@@ -254,6 +252,17 @@ def _bare(
                 f"plain function of them: build it with regard.attention({part.facts.name!r}, width=..., heads=...)"
             )
     return layer
+
+
+def _built_bare(
+    spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, device: torch.device
+) -> Projected | MixedHeads:
+    # one number for each head, for its projections are never used, and what ties the width to the heads has parameters
+    # of its own
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        shape = Shape.of(width=H, heads=H, kv_heads=G, head_width=D, role=role)
+        return ATTENTION.build(spec, shape).to(device, dtype)
 
 
 def _leaves(layer: Attention) -> list[Attention]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing import assert_close
 
 import regard
@@ -146,6 +147,66 @@ def test_attend_runs_in_any_mode_first():
     assert q.grad.isfinite().all()
     nested = regard.attend("heads(heads(softmax, linear), linear)", *[q.repeat(1, 2, 1, 1)] * 3)
     assert nested.shape == (1, 4, 5, 8)
+
+
+def _map(f, parts):
+    return torch.vmap(f)(*(x[None] for x in parts))[0]
+
+
+def _differentiate(f, parts):
+    q, k, v = parts
+    found = torch.func.grad(lambda q: f(q, k, v).sum())(q)
+    q = q.clone().requires_grad_()
+    f(q, k, v).sum().backward()
+    assert_close(found, q.grad)
+
+
+def _fake(f, parts):
+    with FakeTensorMode() as mode:
+        o = f(*map(mode.from_tensor, parts))
+    assert isinstance(o, FakeTensor)
+    assert o.shape == parts[0].shape
+
+
+class _Called(torch.nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def forward(self, q, k, v):
+        return self.f(q, k, v)
+
+
+def _export(f, parts):
+    return torch.export.export(_Called(f), parts, strict=False).module()(*parts)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's attention under vmap
+@pytest.mark.parametrize("transform", [_map, _differentiate, _fake, _export])
+def test_attend_is_transformed_before_it_was_ever_called(transform):
+    """What it is first called in must not reach the layer that is kept for later calls."""
+    q, k, v = torch.randn(3, 1, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+    def attend(q, k, v):
+        return regard.attend("softmax", q, k, v, causal=True)
+
+    expected = attend(q, k, v)
+    regard.api._bare.__wrapped__.cache_clear()
+    state = torch.random.get_rng_state()
+    found = transform(attend, (q, k, v))
+    if found is not None:
+        assert_close(found, expected)
+    assert_close(attend(q, k, v), expected)
+    # numbers that the caller draws next are the same with it
+    assert_close(torch.random.get_rng_state(), state, rtol=0, atol=0)
+
+
+def test_attend_is_first_called_under_another_default_device():
+    regard.api._bare.__wrapped__.cache_clear()
+    q = torch.randn(1, 2, 5, 8)
+    with torch.device("meta"):
+        first = regard.attend("performer(features=7)", q, q, q)
+    assert_close(regard.attend("performer(features=7)", q, q, q), first)
 
 
 def test_only_the_queries_trained():
