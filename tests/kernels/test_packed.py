@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
+from regard.kernels import packed as packing
 from regard.kernels.dropout import Dropout
-from regard.kernels.packed import Packed, pack_linears
+from regard.kernels.packed import Packed, PackedFloat, Transposed, pack_linears
 from regard.models.config import ModelConfig
 from regard.models.transformer import Transformer
 
@@ -25,8 +26,10 @@ def ids(B: int = 3, T: int = 7) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("small", [0, 40 * 70])
 @pytest.mark.parametrize(("precision", "error"), [("float32", 1e-6), ("bfloat16", 1e-2), ("int8", 2e-2)])
-def test_layer(precision, error, bias):
+def test_layer(monkeypatch, precision, error, small, bias):
+    monkeypatch.setattr(packing, "SMALL", small)
     torch.manual_seed(0)
     linear = nn.Linear(40, 70, bias=bias)
     holder = pack_linears(nn.ModuleDict({"a": linear}), precision)
@@ -42,6 +45,19 @@ def test_layer(precision, error, bias):
         assert found.dtype == torch.float32
         off = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
         assert off.max() < 4 * error
+
+
+def test_large_weights_take_the_layout_of_onednn(monkeypatch):
+    monkeypatch.setattr(packing, "SMALL", 12)
+    holder = nn.ModuleDict({"small": nn.Linear(4, 3), "large": nn.Linear(4, 4)})
+    pack_linears(holder)
+    assert isinstance(holder["small"], Transposed)
+    assert holder["small"].layout.stride() == (1, 3)
+    assert isinstance(holder["large"], PackedFloat)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert isinstance(pack_linears(nn.ModuleDict({"a": nn.Linear(4, 4)}))["a"], Transposed)
+    with pytest.raises(ValueError, match="'int8' needs oneDNN"):
+        pack_linears(nn.ModuleDict({"a": nn.Linear(4, 4)}), "int8")
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
@@ -60,9 +76,13 @@ def test_zeros_stay_numbers():
         assert_close(holder["a"](torch.zeros(2, 8)), holder["a"].bias.expand(2, 4))
 
 
-@pytest.mark.parametrize(("precision", "error"), [("float32", 1e-5), ("bfloat16", 0.05), ("int8", 0.1)])
-def test_model(precision, error):
+@pytest.mark.parametrize(
+    ("precision", "small", "error"),
+    [("float32", packing.SMALL, 1e-5), ("float32", 0, 1e-5), ("bfloat16", 0, 0.05), ("int8", 0, 0.1)],
+)
+def test_model(monkeypatch, precision, small, error):
     """Every linear layer is swapped, weights and names stay, and forward, decoding and maps still agree."""
+    monkeypatch.setattr(packing, "SMALL", small)
     plain, packed = model(), pack_linears(model(), precision)
     assert not [name for name, module in packed.named_modules() if isinstance(module, nn.Linear)]
     assert list(packed.state_dict()) == list(plain.state_dict())
@@ -120,3 +140,9 @@ def test_dropout_keeps_type_and_shape():
             y = Dropout(0.3)(torch.ones(shape, dtype=dtype))
             assert y.shape == shape
             assert y.dtype == dtype
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("bfloat16", PackedFloat), ("int8", packing.PackedInteger)])
+def test_small_weights_have_the_precision_that_is_asked_for(precision, kind):
+    layer = pack_linears(nn.Sequential(nn.Linear(8, 8)), precision)[0]
+    assert type(layer) is kind
