@@ -147,7 +147,7 @@ def compare(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:
         return _report(arguments)
     from regard.compare.complexity import fill_complexity
-    from regard.compare.filling import fill_quality
+    from regard.compare.filling import check_quality, fill_quality
     from regard.compare.results import Results, write_plans
     from regard.compare.run import Environment, Interrupted, fill_costs
     from regard.compare.store import Folder
@@ -158,16 +158,17 @@ def compare(arguments: argparse.Namespace) -> int:
     costs, quality, table = _plans(arguments, folder)
     for plan in (*quality, *([] if costs is None else [costs])):
         pick_device(plan.device)  # raises where there is no such device here
-    for plan in quality:
-        plan.check(folder)
     command = shlex.join(["regard", *sys.argv[1:]])
+    environment = Environment(force=arguments.force, command=command)
+    check_quality(quality, folder, environment)
+    for lost in dict.fromkeys(plan.lost_precision for plan in quality if plan.lost_precision):
+        notice(lost)
     # held, lest a second process changes what the first one reports
     with folder.writing("regard compare"):
         replaced = write_plans(folder, costs, quality, table, command)
     if replaced is not None:
         again = f": {replaced}" if replaced else ""
         notice(f"{folder.path} held another comparison: its results stay, and the same call shows them again{again}")
-    environment = Environment(force=arguments.force, command=command)
     code = 0
     results = Results(costs, folder, quality, None if table is None else build(*table))
     try:

@@ -166,6 +166,17 @@ class Filling:
         self.folder.put(Cell(self.plan.question(*asked), status, note, *found, where))
 
 
+def check_quality(plans: Sequence[QualityPlan], folder: Folder, environment: Environment) -> None:
+    """Raises ValueError where none of the cells that are left can be trained, which each of them would say. What is
+    finished is shown without its data."""
+    for plan in plans:
+        if plan.is_run:
+            filling = Filling(plan, folder, environment)
+            filling.begin()
+            if filling.ready():
+                plan.check(folder)
+
+
 def fill_quality(
     plans: Sequence[QualityPlan],
     folder: Folder,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from regard import recipes
 from regard import tasks as run_tasks
 from regard.compare.budget import Budget
 from regard.compare.learn import Trial
@@ -223,6 +224,19 @@ class QualityPlan:
         why = dict(facts.refusals).get(self.role, "the mechanism is not defined for it")
         return f"no role {self.role!r}: {why}"
 
+    @property
+    def lost_precision(self) -> str:
+        """What to say where a recipe has a precision that a CPU has not, and no flag another; empty: it is kept."""
+        is_given = any(word.partition("=")[0] == "--training.precision" for word in self.flags)
+        found = recipes.named(self.flags, self.name) if self.is_run and self.device == "cpu" and not is_given else []
+        precision = found[0].settings("training").get("precision", DTYPES[0]) if len(found) == 1 else DTYPES[0]
+        if precision == DTYPES[0]:
+            return ""
+        return (
+            f"precision {DTYPES[0]}, as all rows are trained on the CPU: the recipe {found[0].name} has {precision}, "
+            "which is for a GPU (--device cuda)"
+        )
+
     def trial(self, spec: str, rate: float, seed: int, folder: Folder | None = None) -> Trial:
         """What a cell trains; in a folder it is saved now and then."""
         shared = {name: getattr(self, name) for name in ("length", "batch", "width", "heads", "inner", "layers")}
@@ -248,7 +262,7 @@ class QualityPlan:
         own = variant.flags if self.is_variant(spec) else ("--model.attention", spec)
         return RunTrial(
             self.name,
-            self.flags,
+            (*self.flags, "--training.precision", DTYPES[0]) if self.lost_precision else self.flags,
             own,
             tuple(runs),
             rate,

@@ -3,9 +3,6 @@
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
-
-import yaml
 
 from regard import recipes
 from regard.compare.budget import Budget
@@ -182,8 +179,7 @@ def plan(
     table = TABLES[name]
     if not flags:
         return None
-    path = recipes.find(table.recipe, table.task).path
-    training: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["training"]
+    training = recipes.find(table.recipe, table.task).settings("training")
     axis = "updates" if "steps" in training else "epochs"
     whole = training["steps" if axis == "updates" else "epochs"]
     if budget is not None and budget.axis != axis:

@@ -175,6 +175,8 @@ def score_header(scores: Scores) -> list[str]:
         f"{plan.title or what}: {scores.metric}{sizes}",
         f"budget: {plan.budget} for each, {equal}, {tried}, the same for all",
     ]
+    if plan.lost_precision:
+        lines.append(plan.lost_precision)
     if chance is not None:
         trick = f", {chance[1][1]} {chance[1][0]:.2f}" if chance[1] else ""
         lines.append(f"chance {chance[0]:.2f}{trick}; = marks a score that is not significantly above chance")

@@ -28,7 +28,7 @@ from regard.compare.plan import BASELINE
 from regard.compare.question import shared_code
 from regard.config import parse
 from regard.core.tally import Tally
-from regard.data.text import BadText, opened, read_sentences
+from regard.data.text import STANDARD_INPUT, BadText, opened, read_sentences
 from regard.tasks.command import read_evaluation
 from regard.tasks.load import pick_device, read_config, read_parts
 from regard.tasks.train import resume, train
@@ -86,14 +86,27 @@ class RunTrial:
 
 
 def check_run(trial: RunTrial) -> None:
-    """Raises ValueError where no row can be trained: by a wrong flag, without data, or in a precision that the device
-    does not have."""
+    """Raises ValueError where no row can be trained and scored: by a wrong flag, without data, or in a precision that
+    the device does not have."""
+    task = run_tasks.find(trial.task)
     config = dataclasses.replace(trial, row_flags=(), words="").config()
-    flags = run_tasks.find(trial.task).trains_on
-    if flags and all(getattr(config.data, flag) is None for flag in flags):
-        known = " or ".join(f"--data.{flag}" for flag in flags)
+    if task.trains_on and all(getattr(config.data, flag) is None for flag in task.trains_on):
+        known = " or ".join(f"--data.{flag}" for flag in task.trains_on)
         raise ValueError(f"there is no training data: give {known}; see regard train {trial.task} --help")
     pick_device(config.training.device, config.training.precision)
+    _check_files("--data", config.data, task.data_files)
+    if trial.test:
+        _, asked = _read_test(trial.task, [trial.run, *trial.test])
+        _check_files("--test", asked, task.test_files)
+
+
+def _check_files(section: str, settings: Any, names: Sequence[str]) -> None:
+    """Raises ValueError where a setting names a file or a folder that does not exist."""
+    for name in names:
+        value = getattr(settings, name)
+        for path in value if isinstance(value, list) else [value]:
+            if path not in (None, STANDARD_INPUT) and not Path(path).exists():
+                raise ValueError(f"{section}.{name} {path}: no such file or folder")
 
 
 def learn_run(trial: RunTrial) -> tuple[dict[str, Any], dict[str, int]]:
@@ -310,19 +323,25 @@ def _evaluated(trial: RunTrial, metric: str) -> dict[str, Any]:
 
 def evaluate(task: str, words: list[str]) -> dict[str, Any]:
     """What `regard evaluate` says with --json, in this process, which has all that it needs loaded."""
-    own = run_tasks.verbs(task)
+    own, asked = _read_test(task, [*words, "--json"])
+    # what a paired bootstrap needs, of the tasks that have it
+    asked.per_sentence = True
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(io.StringIO()):
+        own.evaluate(asked)
+    return json.loads(said.getvalue())
+
+
+def _read_test(task: str, words: list[str]) -> tuple[Any, Any]:
+    """The verbs of a task, and what a command line of its `regard evaluate` asks for."""
+    own, warned = run_tasks.verbs(task), io.StringIO()
     if own is None:
         raise ValueError(f"the task {task!r} has no verbs.py, so its runs cannot be evaluated")
-    said, warned = io.StringIO(), io.StringIO()
-    with redirect_stdout(said), redirect_stderr(warned):
-        try:
-            asked = read_evaluation(own, task, [*words, "--json"])
-            # what a paired bootstrap needs, of the tasks that have it
-            asked.per_sentence = True
-            own.evaluate(asked)
-        except SystemExit as error:
-            raise ValueError(warned.getvalue().strip().splitlines()[-1]) from error
-    return json.loads(said.getvalue())
+    try:
+        with redirect_stderr(warned):
+            return own, read_evaluation(own, task, words)
+    except SystemExit as error:
+        raise ValueError(warned.getvalue().strip().splitlines()[-1]) from error
 
 
 def joined_files(flags: Sequence[str], folder: str) -> list[str]:

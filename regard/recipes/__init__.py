@@ -4,10 +4,13 @@ A recipe is a config file of this folder, under the name of its task. Its first 
 it stands a command line.
 """
 
-import difflib
+import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from regard.keywords import did_you_mean
 
 FOLDER = Path(__file__).parent
 
@@ -21,6 +24,12 @@ class Recipe(NamedTuple):
     command: str  # a command line that uses it
     path: Path
 
+    def settings(self, section: str) -> dict[str, Any]:
+        """What it sets of a section, such as training."""
+        import yaml
+
+        return yaml.safe_load(self.path.read_text(encoding="utf-8")).get(section, {})
+
 
 def recipes(task: str | None = None) -> list[Recipe]:
     """All recipes, or those of a task, by name."""
@@ -33,8 +42,7 @@ def find(name: str, task: str) -> Recipe:
     known = {recipe.name: recipe for recipe in recipes()}
     if name not in known:
         names = [recipe.name for recipe in recipes(task)]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name, names)
         raise ValueError(
             f"--config {name}: no such file, and no recipe of {task} has that name{hint}; its recipes: "
             f"{', '.join(names)}; or give the path of a YAML file"
@@ -56,11 +64,21 @@ def with_paths(argv: list[str], task: str) -> list[str]:
     return found
 
 
+def named(argv: Sequence[str], task: str) -> list[Recipe]:
+    """The recipes of a task that a command line names."""
+    known = {recipe.name: recipe for recipe in recipes(task)}
+    values = [value for flag, value in itertools.pairwise(argv) if flag == "--config"]
+    values += [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
+    return [known[value] for value in values if value in known and _is_name(value)]
+
+
 def _path(value: str, task: str) -> str:
+    return str(find(value, task).path) if _is_name(value) else value
+
+
+def _is_name(value: str) -> bool:
     """A plain word names a recipe, unless it is the name of a file here."""
-    if not re.fullmatch(r"[\w-]+", value) or (Path(value).exists() and not Path(value).is_dir()):
-        return value
-    return str(find(value, task).path)
+    return bool(re.fullmatch(r"[\w-]+", value)) and (not Path(value).exists() or Path(value).is_dir())
 
 
 def _read(path: Path) -> Recipe:

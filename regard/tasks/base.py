@@ -45,6 +45,8 @@ class Task(TrainingTask, ABC):
     cpu_tokens: ClassVar[int] = 4096  # default of training.tokens on a CPU
     data_unit: ClassVar[str] = "lines"  # what its data are counted in
     trains_on: ClassVar[tuple[str, ...]] = ()  # settings of its data of which one names what is trained on
+    data_files: ClassVar[tuple[str, ...]] = ()  # settings of its data that name files or folders
+    test_files: ClassVar[tuple[str, ...]] = ()  # flags of `regard evaluate` that name files or folders
 
     @classmethod
     @abstractmethod

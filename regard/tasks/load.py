@@ -264,5 +264,8 @@ def pick_device(name: str, precision: str = "float32") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: PyTorch sees no GPU here; use cpu")
     if device.type == "cpu" and precision != "float32":
-        raise ValueError(f"precision {precision!r} is for a GPU; on the CPU it is float32")
+        raise ValueError(
+            f"training.precision {precision} is for a GPU, and the device is the CPU: give --training.precision "
+            "float32, or a GPU as the device"
+        )
     return device

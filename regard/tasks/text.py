@@ -73,6 +73,7 @@ class TextTask(base.Task):
 
     cpu_tokens = 2048
     trains_on = ("text",)
+    data_files, test_files = ("text", "valid"), ("text",)
     data: Documents
 
     @classmethod

@@ -13,13 +13,13 @@ from planted import Killed, World, survived
 
 from regard.cli import main
 from regard.cli.compare import split_flags
-from regard.compare import budget, jobs, runs, tables
+from regard.compare import budget, jobs, recipe_tables, runs, tables
 from regard.compare import filling as filling_module
 from regard.compare import learn as learning
 from regard.compare import run as costs_module
 from regard.compare.advise import advise
 from regard.compare.budget import Budget, budget_from
-from regard.compare.filling import Filling, describe_progress, fill_quality
+from regard.compare.filling import Filling, check_quality, describe_progress, fill_quality
 from regard.compare.learn import Diverged, Trial, learn
 from regard.compare.page import html_report
 from regard.compare.quality import ENSEMBLE, QualityPlan, Variant
@@ -772,8 +772,11 @@ def test_mistakes(tmp_path, capsys):
 
 
 def test_generated_pairs_are_training_data(tmp_path):
-    table = tables.build("multi30k", "smoke", "--data.generated", "50", "--training.precision", "float32")
+    table = tables.build("multi30k", "smoke", "--data.generated", "50")
     table.quality[0].check(Folder(tmp_path))
+
+
+PAIRS = ["--data.source", "here", "--data.target", "here"]
 
 
 @pytest.mark.parametrize(
@@ -781,16 +784,43 @@ def test_generated_pairs_are_training_data(tmp_path):
     [
         (["--task", "language"], "there is no training data: give --data.text; see regard train language --help"),
         (["--task", "language", "--data.txt", "a"], "unrecognized arguments: --data.txt"),
-        (["--task", "images", "--data.images", "a", "--training.precision", "bfloat16"], "'bfloat16' is for a GPU"),
+        (
+            ["--task", "images", "--data.images", "a", "--training.precision", "bfloat16"],
+            "training.precision bfloat16 is for a GPU, and the device is the CPU: give --training.precision float32",
+        ),
+        # of a file of the user's own, precision is an explicit choice
+        (
+            ["--task", "language", "--config", "halves.yaml", "--data.text", "here"],
+            "training.precision bfloat16 is for a GPU",
+        ),
         (["--table", "cifar10", "--data.valid_images", "a"], "there is no training data: give --data.images;"),
         (["--task", "classify"], "there is no training data: give --data.text;"),
         (["--task", "masked"], "there is no training data: give --data.text;"),
         (["--task", "captions"], "there is no training data: give --data.captions;"),
         (["--task", "translate"], "there is no training data: give --data.source or --data.generated;"),
+        (["--task", "language", "--data.text", "a"], "--data.text a: no such file or folder"),
+        (["--task", "masked", "--data.text", '["here", "a"]'], "--data.text a: no such file or folder"),
+        (["--task", "language", "--data.text", "here", "--data.valid", "b"], "--data.valid b: no such file or folder"),
+        (["--task", "classify", "--data.text", "here", "--data.labels", "b"], "--data.labels b: no such file or"),
+        (["--task", "captions", "--data.captions", "a"], "--data.captions a: no such file or folder"),
+        (["--task", "captions", "--data.captions", "here", "--data.images", "b"], "--data.images b: no such file or"),
+        (["--task", "images", "--data.images", "a"], "--data.images a: no such file or folder"),
+        (["--config", "settings.yaml", "--task", "images"], "--data.images c: no such file or folder"),
+        (["--task", "images", "--data.images", "here", "--test.data", "b"], "--test.data b: no such file or folder"),
+        (["--task", "language", "--data.text", "here", "--test.text", "b"], "--test.text b: no such file or folder"),
+        (["--task", "language", "--data.text", "here", "--test.txet", "b"], "unrecognized arguments: --txet b"),
+        (["--table", "wmt", *PAIRS, "--data.valid_source", "b"], "--data.valid_source b: no such file or folder"),
+        (["--table", "multi30k", "--data.source", "here", "--data.target", "b"], "--data.target b: no such file or"),
+        (["--table", "scaling", "--data.text", "a"], "--data.text a: no such file or folder"),
+        (["--table", "arena", "--data.text", "a", "--test.text", "a"], "--data.text a: no such file or directory"),
     ],
 )
-def test_what_no_row_can_be_trained_with_is_said_once(tmp_path, capsys, words, says):
+def test_what_no_row_can_be_trained_with_is_said_once(tmp_path, capsys, monkeypatch, words, says):
     """Before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").write_text("some text\n")
+    (tmp_path / "settings.yaml").write_text("data:\n  images: c\n")
+    (tmp_path / "halves.yaml").write_text("training:\n  precision: bfloat16\n")
     with pytest.raises(SystemExit) as ended:
         main(["compare", *words, "--out", str(tmp_path / "out")])
     assert ended.value.code == 2
@@ -798,6 +828,58 @@ def test_what_no_row_can_be_trained_with_is_said_once(tmp_path, capsys, words, s
     assert said.startswith("regard compare: ")
     assert said.count(says) == said.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def trained_precision(plan, folder):
+    return plan.run_trial(plan.rows()[0][0], plan.grid()[0], 1, folder).config().training.precision
+
+
+@pytest.mark.parametrize("name", ["multi30k", "imdb", "cifar10"])
+def test_a_recipe_for_a_gpu_is_trained_in_float32_on_a_cpu(tmp_path, name):
+    """And the table says so; other devices have the precision of the recipe, and a flag goes before it."""
+    folder, data = Folder(tmp_path), recipe_tables.TABLES[name].data.split()
+    on_cpu = tables.build(name, "smoke", *data).quality[0]
+    on_gpu = dataclasses.replace(on_cpu, device="cuda")
+    given = tables.build(name, "smoke", *data, "--training.precision=float16").quality[0]
+    assert [trained_precision(plan, folder) for plan in (on_cpu, on_gpu, given)] == ["float32", "bfloat16", "float16"]
+    recipe = recipe_tables.TABLES[name].recipe
+    said = [line for line in score_header(Scores(on_cpu, folder)) if "precision" in line]
+    assert len(said) == 1
+    for fact in ("float32", "bfloat16", f"recipe {recipe}", "--device cuda", "CPU"):
+        assert fact in said[0]
+    for plan in (on_gpu, given, QualityPlan("language", flags=("--data.text", "a"))):
+        assert not plan.lost_precision
+        assert not any("precision" in line for line in score_header(Scores(plan, folder)))
+
+
+def test_a_recipe_that_a_user_names_is_trained_in_float32_on_a_cpu(tmp_path):
+    for config in (("--config", "wikitext"), ("--config=wikitext",)):
+        plan = QualityPlan("language", flags=(*config, "--data.text", "a"))
+        assert trained_precision(plan, Folder(tmp_path)) == "float32"
+        assert "recipe wikitext has bfloat16" in plan.lost_precision
+    # a file of the user's own may not be where the report is read
+    assert not QualityPlan("language", flags=("--config", "settings", "--data.text", "a")).lost_precision
+
+
+def test_what_is_finished_is_shown_without_its_data(tmp_path):
+    """Only for cells that are left must the files be there."""
+    flags = ("--data.text", str(tmp_path / "gone.txt"))
+    asked = QualityPlan("language", specs=("linear",), rates=(0.001,), seeds=1, flags=flags)
+    folder, environment = Folder(tmp_path / "out"), World({}).environment()
+    with pytest.raises(ValueError, match=f"--data.text {flags[1]}: no such file or folder"):
+        check_quality([asked], folder, environment)
+    assert not folder.path.exists()
+    answer = {"score": 1.0, "valid": 1.0, "metric": "loss", "higher_is_better": False, "updates": 1, "curve": []}
+    answer |= {"seconds": 1.0, "device_seconds": 1.0}
+    fill_quality([asked], folder, environment, lambda trial: ("done", "", (answer, {})))
+    check_quality([asked], folder, environment)
+    environment.force = True
+    with pytest.raises(ValueError, match="no such file or folder"):
+        check_quality([asked], folder, environment)
+
+
+def test_standard_input_is_no_missing_file(tmp_path):
+    QualityPlan("language", specs=("linear",), flags=("--data.text", "-")).check(Folder(tmp_path))
 
 
 def test_flags_of_training_are_handed_on():

@@ -162,6 +162,90 @@ def test_leaders_are_the_first_and_all_that_overlap_it():
     assert [row["x_ratio"] for row in leaders(rows, "x")] == [0.3, 0.5]
 
 
+FACTOR = re.compile(r"([\d,.]+) times as fast as softmax \(([\d,.]+) to ([\d,.]+)\)")
+
+
+@pytest.mark.parametrize(("metric", "purpose"), [("train", "to train"), ("step", "to decode")])
+@pytest.mark.parametrize("ratio", [(0.9, 0.85, 0.97), (0.4, 0.3, 0.6), (0.03, 0.025, 0.05), (0.0005, 0.0004, 0.001)])
+def test_a_factor_of_speed_is_one_over_the_ratio_of_times(tmp_path, metric, purpose, ratio):
+    """Each of training and decoding has its own, and its bounds are in the order of the factor."""
+    results = filled(tmp_path, {"linear": 0.5}, specs=("linear",))
+    for row in results.rows:
+        row["sees"] = 64
+        if row["spec"] == "linear":
+            row |= {f"{name}_ratio{end}": 0.5 for name in ("train", "step") for end in ("", "_low", "_high")}
+            row |= {f"{metric}_ratio{end}": value for end, value in zip(("", "_low", "_high"), ratio, strict=True)}
+    (said,) = (sentence for sentence in advise(results) if sentence.startswith(f"Fastest {purpose} here: linear, "))
+    factor, low, high = (float(part.replace(",", "")) for part in FACTOR.search(said).groups())
+    assert 1 < low < factor < high
+    for found, time in ((factor, ratio[0]), (low, ratio[2]), (high, ratio[1])):
+        assert found == pytest.approx(1 / time, rel=0.03)
+    # and where it takes longer, the baseline is the fastest
+    for row in results.rows:
+        if row["spec"] == "linear":
+            row |= {f"{metric}_ratio{end}": 1 / value for end, value in zip(("", "_high", "_low"), ratio, strict=True)}
+    assert f"Fastest {purpose} here: softmax." in advise(results)
+
+
+def test_a_factor_of_states_is_that_of_their_bytes(tmp_path):
+    results = filled(tmp_path, {"linear": 0.5}, specs=("linear",))
+    for small, said in ((1000, "1.28 times smaller"), (10, "128 times smaller"), (1100, ""), (2560, "")):
+        for row in results.rows:
+            row["state_bytes"] = 1280 if row["spec"] == "softmax" else small
+        found = [sentence for sentence in advise(results) if "state" in sentence]
+        assert len(found) == bool(said)
+        assert all(f"linear, {said} than that of softmax" in sentence for sentence in found)
+
+
+def test_columns_say_what_was_measured():
+    """In the units of their titles, bounds from the lower to the higher."""
+    row = {"train_ratio": 0.5, "train_ratio_low": 0.4, "train_ratio_high": 0.625, "sees": 8192, "train_ms": 12.34}
+    row |= {"forward_ms": 1.234, "step_ms": 123.4, "state_bytes": 4100, "peak_mib": 1234.4, "flops": 2.5e9}
+    shown = {f"{title} {unit}".strip(): show(row) for title, unit, _, show in report.COLUMNS}
+    assert shown == {
+        "train x softmax [95 %]": "0.50 [0.40 0.62]",
+        "sees tokens": "8,192",
+        "train ms": "12.3",
+        "forward ms": "1.23",
+        "step ms": "123",
+        "state": "4.10 kB",
+        "peak MiB": "1,234",
+        "counted GFLOP": "2.50",
+    }
+    state = next(show for title, *_, show in report.COLUMNS if title == "state")
+    sizes = {1: "1 B", 999: "999 B", 1000: "1.00 kB", 33_600_000: "33.6 MB", 5e12: "5,000 GB"}
+    assert {size: state({"state_bytes": size}) for size in sizes} == sizes
+
+
+def test_columns_of_scores_say_what_was_found():
+    row = {"score": 0.5, "score_min": 0.25, "score_max": 0.75, "solved": 0.5, "solved_at": None, "updates": 1200}
+    row |= {"rate": 0.003, "rates_ok": 2, "rates": 3, "parameters": 12345, "active": 1234, "dropped": 0.015}
+    row |= {"busiest": 1.25, "flops": 1.5e12, "speed": 12345.6, "speed_unit": "tokens", "device_seconds": 61.5}
+    shown = {title: show(row | {"letters": "ab", "rising": True}) for title, _, show in report.SCORE_COLUMNS}
+    assert shown == {
+        "score": "0.500",
+        "min, max": "0.250 0.750",
+        "rank": "ab",
+        "solved": "50%",
+        "solved at": "> 1,200",
+        "learning rate": "0.003",
+        "learns at": "2 of 3",
+        "parameters": "12,345",
+        "active": "1,234",
+        "dropped": "1.5%",
+        "busiest": "1.2x",
+        "counted FLOP": "1.50e+12",
+        "trains at": "12,346 tokens/s",
+        "device s": "61.5",
+        "trend": "still improving",
+    }
+    columns = {title: show for title, _, show in report.SCORE_COLUMNS}
+    assert columns["score"](row | {"at_chance": True}) == "0.500 ="
+    assert columns["solved at"](row | {"solved_at": 640}) == "640"
+    # what has solved it all cannot improve
+    assert columns["trend"](row | {"rising": True, "solved": 1}) == columns["trend"](row | {"rising": False}) == ""
+
+
 @pytest.mark.parametrize("width", [200, 70])
 def test_the_table_fits_its_terminal(tmp_path, width):
     results = filled(tmp_path, dict(zip(SPECS, (0.1, 0.2, 0.3, 1.0), strict=True)))

@@ -83,6 +83,55 @@ def test_operations_are_counted_once_for_all_seeds(tmp_path, monkeypatch):
     assert found == [0, 0]
 
 
+TRAINED = ("--data.generated", "50")
+
+
+def check(tmp_path, *flags, **more):
+    """Checks a row of translate with these flags of all rows."""
+    trial = runs.RunTrial("translate", flags, (), (str(tmp_path / "run"),), 0.01, 0, Budget("updates", 1))
+    runs.check_run(dataclasses.replace(trial, **more))
+
+
+def test_flags_of_a_single_row_are_for_that_row_to_say(tmp_path):
+    """Here a flag that is none, and a file that is not there: the other rows may well be trained."""
+    for row_flags in (("--model.nosuch", "1"), ("--data.source", "nosuch.en")):
+        check(tmp_path, *TRAINED, row_flags=row_flags)
+        with pytest.raises(ValueError, match=r"nosuch"):
+            check(tmp_path, *TRAINED, *row_flags)
+
+
+def test_words_of_a_single_row_are_joined_when_it_is_trained(tmp_path):
+    """Nothing is read or written before."""
+    files = {name: tmp_path / f"{name}.txt" for name in runs.FILES}
+    for path in files.values():
+        path.write_bytes(b"\xff")
+    flags = [word for name, path in files.items() for word in (f"--data.{name}", str(path))]
+    check(tmp_path, *flags, words=str(tmp_path / "words"))
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in files.values()}
+
+
+@pytest.mark.parametrize("name", runs.FILES)
+def test_each_file_of_all_rows_is_looked_for(tmp_path, name):
+    for other in runs.FILES:
+        (tmp_path / other).write_text("a\n")
+    flags = [word for other in runs.FILES for word in (f"--data.{other}", str(tmp_path / other))]
+    check(tmp_path, *flags)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"^--data.{name} {tmp_path / name}: "):
+        check(tmp_path, *flags)
+
+
+def test_files_of_a_test_set_are_looked_for(tmp_path):
+    here = tmp_path / "here"
+    here.write_text("a\n")
+    check(tmp_path, *TRAINED, test=("--source", str(here), "--target", str(here), "--beam", "2"))
+    for name in ("source", "target"):
+        files = {"source": here, "target": here} | {name: tmp_path / "gone"}
+        test = tuple(word for flag, path in files.items() for word in (f"--{flag}", str(path)))
+        with pytest.raises(ValueError, match=f"^--test.{name} {tmp_path / 'gone'}: "):
+            check(tmp_path, *TRAINED, test=test)
+
+
 def test_a_wrong_flag_of_a_test_set_is_said(tmp_path, capsys):
     with pytest.raises(ValueError, match="unrecognized arguments: --beams 3"):
         runs.evaluate("translate", [str(tmp_path), "--beams", "3"])

@@ -670,7 +670,7 @@ def test_held_out_sources_are_not_trained_on():
 
 
 def test_no_precision_but_float32_on_the_cpu(tmp_path):
-    with pytest.raises(ValueError, match="on the CPU it is float32"):
+    with pytest.raises(ValueError, match="bfloat16 is for a GPU, and the device is the CPU"):
         finish(config(tmp_path, device="cpu", precision="bfloat16"))
 
 

@@ -100,6 +100,7 @@ class Task(base.Task):
     metrics = ("cider", "bleu", "chrf", "recall@1", "loss")
     data_unit = "lines or pictures"
     trains_on = ("captions",)
+    data_files, test_files = ("captions", "images", "valid_captions", "valid_images"), ("data", "images")
     epochs = 60
 
     @classmethod

@@ -45,6 +45,7 @@ class Task(base.Task):
     predicts = "class"
     metrics = ("accuracy", "f1", "average_precision", "loss")
     trains_on = ("text",)
+    data_files, test_files = ("text", "labels", "valid_text", "valid_labels"), ("data", "labels")
 
     @classmethod
     def read_data(cls, config: ClassifyConfig) -> Corpus:

@@ -54,6 +54,7 @@ class Task(base.Task):
     speed_unit = "images"
     data_unit = "images"
     trains_on = ("images",)
+    data_files, test_files = ("images", "valid_images"), ("data",)
     epochs = 30
 
     @classmethod

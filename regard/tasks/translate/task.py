@@ -43,6 +43,7 @@ class Task(base.Task):
     metrics = ("bleu", "chrf", "exact", "loss")
     cpu_tokens = 1024
     trains_on = ("source", "generated")
+    data_files, test_files = ("source", "target", "valid_source", "valid_target"), ("source", "target")
     epochs = 30
 
     @classmethod
