@@ -71,6 +71,7 @@ def write_run(folder: Path, config: ModelConfig, tokenizer: Tokenizer, length: i
         checkpoint.write(run.checkpoints, checkpoint.step_name(0), {"model": model.state_dict()}, {"step": 0})
         digest = checkpoint.digest(run.folder / "tokenizer.json")
         facts = {"task": "language", "manifest": MANIFEST, "model": dataclasses.asdict(config), "length": length}
+        facts["parameters"] = sum(part.numel() for part in model.parameters())
         run.write_json("run.json", facts | {"start": None, "tokenizers": {"tokenizer.json": digest}})
 
 
@@ -118,19 +119,26 @@ class Server:
         return (self.log.read_text(errors="replace").strip().splitlines() or [""])[-1][:200]
 
     def resident(self) -> int:
-        """Bytes of memory."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        """Bytes of memory of all its processes; what several share is counted once."""
+        found = 0
+        for process, _ in self._processes():
+            with suppress(OSError):
+                lines = (process / "smaps_rollup").read_text().splitlines()
+                found += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+        return found
 
     def cpu_seconds(self) -> float:
         """Of all its processes. What else the machine does hardly changes them."""
-        ticks = 0
+        # what they and the children that they waited for took
+        return sum(sum(map(int, fields[11:15])) for _, fields in self._processes()) / os.sysconf("SC_CLK_TCK")
+
+    def _processes(self) -> Iterator[tuple[Path, list[str]]]:
+        """Those of its session: folders in /proc, with the fields of their states."""
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 fields = path.read_text().rpartition(")")[2].split()
-                # its session, and what it and the children that it waited for took
-                ticks += sum(map(int, fields[11:15])) if int(fields[3]) == self.process.pid else 0
-        return ticks / os.sysconf("SC_CLK_TCK")
+                if int(fields[3]) == self.process.pid:
+                    yield path.parent, fields
 
     def end(self) -> int:
         """Ends it and what it started, and returns its status."""
@@ -222,12 +230,12 @@ def under_load(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
         )
         found["load"] = report.summary() | {"MiB at the start and after each quarter": [m >> 20 for m in memory]}
         tell("load", found["load"], report)
-    short = ("--rows", "4", "--queue", "8")
+    short = ("--rows", "2", "--queue", "4")
     with running(regard_server(folder, arguments, work / "overload.log", *short), first) as server:
         part = asks[: max(200, arguments.load // 10)]
         report = asyncio.run(load.load(server.port, part, clients=arguments.clients, patience=0.2))
         found["overload"] = report.summary()
-        tell("overload: 4 rows, a queue of 8", found["overload"], report)
+        tell("overload: 2 rows, a queue of 4", found["overload"], report)
     found["SIGTERM"] = ended_in_the_middle(folder, asks, arguments, work / "sigterm.log")
     return found
 
@@ -309,20 +317,21 @@ def completions(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     gpt2_folder(folder)
     import_model(folder, run)
     asks = random_asks(arguments.requests)
-    port, log = str(free_port()), work / "log"
+    log, path, threads = work / "log", "/v1/completions", arguments.threads
     begin = "from transformers.cli.transformers import main; main()"
-    peers = [sys.executable, "-c", begin, "serve", str(folder), "--device", arguments.device]
-    peers += ["--dtype", "float32", "--host", "127.0.0.1", "--port", "PORT_IS", port]
-    path, threads = "/v1/completions", arguments.threads
+
+    def theirs(name: str, *flags: str) -> Server:
+        command = [sys.executable, "-c", begin, "serve", str(folder), "--device", arguments.device, *flags]
+        command += ["--dtype", "float32", "--host", "127.0.0.1", "--port", "PORT_IS", str(free_port())]
+        return Server(name, command, path, threads, log.with_name(f"log-{len(flags)}"))
+
     servers: list[tuple[str, str, Callable[[], Server]]] = [
         ("regard", run.name, lambda: regard_server(run, arguments, log, "--context", "1024")),
-        ("transformers", str(folder), lambda: Server("transformers serve", peers, path, threads, log)),
+        ("transformers", str(folder), lambda: theirs("transformers serve")),
         (
             "transformers",
             str(folder),
-            lambda: Server(
-                "transformers serve, continuous batching", [*peers, "--continuous-batching"], path, threads, log
-            ),
+            lambda: theirs("transformers serve, continuous batching", "--continuous-batching"),
         ),
         ("litserve", "", lambda: peer("litserve-generate", folder, "/predict", threads, log)),
     ]
@@ -452,7 +461,7 @@ def translations(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     asks = [{"text": pair[0]} for pair in pairs(arguments.requests * 8)]
     threads = arguments.threads
     servers: list[tuple[str, str, Callable[[], Server]]] = [
-        ("regard", "", lambda: regard_server(run, arguments, log, path="/translate")),
+        ("regard", "", lambda: regard_server(run, arguments, log, "--processes", str(threads), path="/translate")),
         ("ctranslate2", "", lambda: peer("ctranslate2", fast, "/translate", threads, log)),
         ("litserve", "", lambda: peer("litserve-translate", run, "/predict", threads, log)),
     ]

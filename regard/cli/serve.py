@@ -36,9 +36,14 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument(
         "--allow-host", metavar="NAME", action="append", default=[], help="further name to answer to, as of a proxy"
     )
-    added.add_argument("--rows", type=int, default=16, help="texts that a model continues at a time (default: 16)")
     added.add_argument(
-        "--queue", type=int, default=64, help="requests that may wait for a model; others get status 429 (default: 64)"
+        "--rows", type=int, default=16, help="texts that a model continues at a time in each process (default: 16)"
+    )
+    added.add_argument(
+        "--queue",
+        type=int,
+        default=64,
+        help="requests that may wait for a model in each process; others get status 429 (default: 64)",
     )
     added.add_argument(
         "--memory", default="1GiB", help="memory of the decoding states of a model, such as 2GiB (default: 1GiB)"
@@ -52,10 +57,17 @@ def add_verbs(verb: AddVerb) -> None:
         "--context", type=int, default=2048, help="largest number of tokens of a prompt and its answer (default: 2048)"
     )
     added.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        help="processes that serve; they share --memory and --prefix-memory (default: one for each core, up to four, "
+        "where all models are small and on a CPU; else one)",
+    )
+    added.add_argument(
         "--threads",
         type=int,
         default=0,
-        help="CPU threads of each model (default: those of PyTorch; of two, one for a small model that decodes)",
+        help="CPU threads of each model in each process (default: those of PyTorch, shared by the processes)",
     )
     added.add_argument(
         "--deadline", type=float, default=120.0, metavar="SECONDS", help="longest time for a request (default: 120)"
@@ -77,7 +89,7 @@ def serve(arguments: argparse.Namespace) -> None:
     from regard.serve.app import quiet_asyncio
     from regard.serve.limits import Limits, read_bytes
     from regard.serve.observing import log_to_stderr
-    from regard.serve.server import serve as listen
+    from regard.serve.start import serve as listen
 
     if not 0 <= arguments.port < 65536:
         raise ValueError(f"--port must be from 0 to 65535, got {arguments.port}")
@@ -88,6 +100,7 @@ def serve(arguments: argparse.Namespace) -> None:
         prefix_memory=read_bytes(arguments.prefix_memory),
         context=arguments.context,
         threads=arguments.threads,
+        processes=arguments.processes,
         deadline=arguments.deadline,
         drain=arguments.drain,
     )
@@ -114,6 +127,7 @@ def serve(arguments: argparse.Namespace) -> None:
             limits=limits,
             key=key,
             names=arguments.allow_host,
+            log=arguments.log,
             ready=ready,
         )
     except OSError as error:

@@ -148,6 +148,7 @@ def _write_image(arguments: argparse.Namespace, folder: str | None) -> None:
 
 def _open_engine(folders: list[str | None], device: str) -> "tuple[Engine, str]":
     """What answers the page, with every run opened, and the name of the first."""
+    from regard.core.brief import in_brief_thread
     from regard.page.engine import Engine
     from regard.page.subjects import open_run
     from regard.training.run import Run
@@ -165,7 +166,8 @@ def _open_engine(folders: list[str | None], device: str) -> "tuple[Engine, str]"
     engine = Engine(subjects)
     # a run that cannot be read ends the verb here, with the whole message
     for name in subjects:
-        engine.subject(name)
+        # the server computes in threads of its own
+        in_brief_thread(lambda name=name: engine.subject(name))
     return engine, next(iter(subjects))
 
 

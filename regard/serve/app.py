@@ -38,6 +38,7 @@ HEADERS = {
 }
 OPEN = ("/healthz", "/readyz")  # answered to anybody, by any name, and while the server drains
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+LOOK_SECONDS = 1.0
 LEFT = 499  # the status of a request whose client left, for the log
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -91,7 +92,7 @@ class Api:
     def __init__(self, runs: Runs, limits: Limits, mail: Mail, guard: Guard):
         self.runs, self.limits, self.mail, self.guard = runs, limits, mail, guard
         self.schemas = schemas(limits)
-        self.metrics = Metrics(runs)
+        self.metrics = Metrics(runs, shared=limits.processes > 1)
         self.draining = False
         self.description = openapi(runs, limits, guard.key is not None)
 
@@ -128,13 +129,22 @@ class Api:
         self.mail.loop = asyncio.get_running_loop()
         for worker in self.runs.workers:
             worker.start()
+        looking = asyncio.create_task(self._look()) if self.metrics.is_shared else None
         try:
             yield
         finally:
+            if looking is not None:
+                looking.cancel()
             for worker in self.runs.workers:
                 worker.close()
             for worker in self.runs.workers:
                 await run_in_threadpool(worker.thread.join, 5)
+
+    async def _look(self) -> None:
+        """Other processes tell what this one has written."""
+        while True:
+            self.metrics.look()
+            await asyncio.sleep(LOOK_SECONDS)
 
     def guarded(self, route: str, handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
@@ -191,8 +201,7 @@ class Api:
         return JSONResponse(self.description)
 
     async def tell_metrics(self, request: Request) -> Response:
-        found = prometheus_client.generate_latest(self.metrics.registry)
-        return Response(found, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+        return Response(self.metrics.tell(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     async def is_alive(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")

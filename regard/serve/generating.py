@@ -29,7 +29,6 @@ from regard.serve.fixed import FixedBatch
 from regard.serve.footprint import Footprint
 from regard.serve.prefixes import PrefixCache
 from regard.serve.requests import Failed, Finished, Generation, Row, Update
-from regard.serve.threads import decoding_threads
 from regard.tasks.language.language_model import LanguageModel
 
 # Tokens of a prompt, and of all prompts with their padding, between two steps. Beginnings of prompts that are kept end
@@ -64,7 +63,7 @@ class GeneratorLimits(NamedTuple):
     state_bytes: int = 1 << 30
     prefix_bytes: int = 256 << 20
     context: int = 2048  # tokens of a row, where the model has positions for more
-    threads: int = 0  # of PyTorch; 0: as many as suit the model
+    threads: int = 0  # of PyTorch; 0: as many as the process has
 
 
 class Counts:
@@ -102,7 +101,7 @@ class Generator:
         self.outbox: list[tuple[Generation, Item]] = []
         self.seconds_each = 1.0  # of a request, from the first piece of its prompt to its end: a moving average
         self.changed, self.closed = threading.Condition(), False
-        self.threads = limits.threads or decoding_threads(self.model)
+        self.threads = limits.threads or torch.get_num_threads()
         self.thread = threading.Thread(target=self._work, name="regard-generator", daemon=True)
 
     def _choose_batch(self) -> Callable[[], RunningBatch | FixedBatch]:

@@ -12,7 +12,6 @@ from regard.http.refused import Refused
 from regard.serve.gathering import Compute, Gatherer, Ready
 from regard.serve.generating import Deliver, Generator, GeneratorLimits
 from regard.serve.limits import Limits
-from regard.serve.threads import decoding_threads
 from regard.tasks.classify.classifier import Classifier
 from regard.tasks.language.language_model import LanguageModel
 from regard.tasks.load import BUNDLED
@@ -56,7 +55,6 @@ class Served:
             self.generator = Generator(model, sizes, deliver)
         elif isinstance(model, Translator):
             computes["translate"] = translating(model)
-            threads = threads or decoding_threads(model.model)
         elif isinstance(model, Classifier):
             computes["classify"] = classifying(model)
         else:

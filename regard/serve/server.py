@@ -1,23 +1,41 @@
-"""Listening: the socket, the API key, and how the server ends.
+"""One process that serves: what it opens, and how it ends.
 
 SIGTERM and SIGINT let it drain: it takes no more requests, answers those it has taken, and ends. A second signal ends
 it at once.
 """
 
-import secrets
 import signal
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
-from regard.http.listening import Prompt, bracketed, is_loopback, reached_by
+from regard.core.brief import in_brief_thread
+from regard.http.listening import Prompt
 from regard.serve.app import Api, Guard, Mail
 from regard.serve.limits import Limits
 from regard.serve.observing import LOG
 from regard.serve.served import open_runs
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is served, to whom, and within which bounds: each process that serves has it."""
+
+    folders: Sequence[str | Path]
+    device: str
+    limits: Limits
+    hosts: set[str] | None
+    key: str | None
+    log: str = "info"
+
+    def open(self) -> Api:
+        """Loads the runs."""
+        mail = Mail()
+        runs = in_brief_thread(lambda: open_runs(self.folders, self.device, self.limits, mail.deliver))
+        return Api(runs, self.limits, mail, Guard(self.hosts, self.key))
 
 
 class DrainingServer(uvicorn.Server):
@@ -28,10 +46,14 @@ class DrainingServer(uvicorn.Server):
         self.api = api
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            LOG.info("draining", extra={"fields": {"signal": signal.Signals(sig).name}})
+        self.drain()
+
+    def drain(self) -> None:
+        """Takes no more requests, and ends when the others are answered; the second time at once."""
         if self.should_exit:
             self.force_exit = True
-            return
-        LOG.info("draining", extra={"fields": {"signal": signal.Signals(sig).name}})
         self.api.draining = self.should_exit = True
 
 
@@ -49,42 +71,3 @@ def configured(api: Api) -> uvicorn.Config:
         ws="none",
         lifespan="on",
     )
-
-
-def serve(
-    folders: Sequence[str | Path],
-    *,
-    host: str,
-    port: int,
-    device: str,
-    limits: Limits,
-    key: str | None = None,
-    names: Sequence[str] = (),
-    ready: Callable[[str, str | None], None],
-) -> None:
-    """Serves runs until a signal. Port 0 takes a free port. `names` are further names that it answers to. `ready` is
-    called with the address, and with the API key where one was made: beyond this machine there is always one."""
-    mail = Mail()
-    runs = open_runs(folders, device, limits, mail.deliver)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family)
-    port = listener.getsockname()[1]
-    made = None
-    if key is None and not is_loopback(host):
-        key = made = secrets.token_urlsafe(24)
-    api = Api(runs, limits, mail, Guard(allowed_hosts(host, port, names), key))
-    server = DrainingServer(api)
-    shown = socket.gethostname() if reached_by(host, port) is None else bracketed(host)
-    ready(f"http://{shown}:{port}", made)
-    LOG.info("ready", extra={"fields": {"address": f"http://{shown}:{port}", "models": list(runs.by_name)}})
-    server.run(sockets=[listener])
-    LOG.info("ended")
-
-
-def allowed_hosts(host: str, port: int, names: Sequence[str]) -> set[str] | None:
-    """The Host headers that are answered; None: any, where it listens on all addresses and no names are given."""
-    known = reached_by(host, port)
-    named = {part for name in names for part in (name.lower(), f"{name.lower()}:{port}")}
-    if known is None:
-        return named | (reached_by("127.0.0.1", port) or set()) if named else None
-    return known | named

@@ -22,7 +22,8 @@ from regard.cli import main
 from regard.cli.program import _parser
 from regard.decoding import DecodingConfig
 from regard.http import listening
-from regard.serve import server as listening_server
+from regard.serve import start
+from regard.serve.app import Guard
 from regard.serve.limits import Limits, read_bytes
 from regard.serve.served import open_runs
 from regard.tasks.classify.classifier import Classifier
@@ -250,7 +251,7 @@ def test_who_may_ask(api):
     assert api.request("GET", "/etc/passwd")[0] == 404
     assert api.request("POST", "/v1/completions", b"{}", {"Content-Type": "text/plain"})[0] == 415
     with pytest.raises(ValueError, match="needs an API key"):
-        listening_server.Guard(None, None)
+        Guard(None, None)
 
 
 def test_a_key_is_needed_where_there_is_one():
@@ -589,7 +590,7 @@ def test_the_runs_that_are_served(tmp_path):
 
 def test_the_command(monkeypatch, capsys, tmp_path):
     started = []
-    monkeypatch.setattr(listening_server.DrainingServer, "run", lambda self, sockets: started.append((self, sockets)))
+    monkeypatch.setattr(start.DrainingServer, "run", lambda self, sockets: started.append((self, sockets)))
     monkeypatch.delenv("REGARD_API_KEY", raising=False)
     flags = ["--port", "0", "--host", "0.0.0.0", "--rows", "3", "--memory", "2MB", "--threads", "5"]
     main(["serve", str(BUNDLED / "english"), *flags])

@@ -1,14 +1,16 @@
-"""Of two cores a small model decodes on one; everything else has all."""
+"""How many processes serve, and how many threads compute in each."""
+
+import json
+import socket
 
 import pytest
 import torch
 from generators import ByHand, small_language
-from torch import nn
 
-from regard.serve import threads
+from regard.serve import cores
 from regard.serve.gathering import Gatherer, Job
 from regard.serve.limits import Limits
-from regard.serve.served import Served
+from regard.serve.served import DEFAULT, Served
 from regard.tasks.load import BUNDLED
 from regard.tasks.masked.masked_model import MaskedModel
 from regard.tasks.translate.translator import Translator
@@ -23,25 +25,42 @@ def restored():
 
 
 @pytest.mark.parametrize(
-    ("parameters", "available", "expected"),
-    [(threads.SMALL - 1, 2, 1), (threads.SMALL, 2, 2), (threads.SMALL - 1, 3, 3), (1, 1, 1)],
+    ("parameters", "available", "device", "expected"),
+    [
+        ((5, cores.SMALL - 1), 2, "cpu", 2),
+        ((5, cores.SMALL - 1), 64, "auto", cores.MOST),
+        ((5,), 1, "cpu", 1),
+        ((5, cores.SMALL), 2, "cpu", 1),
+        ((5, None), 2, "cpu", 1),
+        ((5,), 2, "cuda", 1),
+    ],
 )
-def test_by_the_size_of_the_model(monkeypatch, parameters, available, expected):
+def test_processes_by_the_sizes_of_the_models(monkeypatch, tmp_path, parameters, available, device, expected):
     monkeypatch.setattr(torch, "get_num_threads", lambda: available)
-    model = nn.Module()
-    model.weight = nn.Parameter(torch.empty(parameters, device="meta"))
-    assert threads.decoding_threads(model) == expected
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
+    for number, size in enumerate(parameters):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "run.json").write_text(json.dumps({} if size is None else {"parameters": size}))
+    folders = [tmp_path / str(number) for number in range(len(parameters))]
+    assert cores.suitable_processes(folders, device) == expected
 
 
-@pytest.mark.parametrize(("asked", "decodes", "encodes"), [(0, 1, 2), (2, 2, 2), (5, 5, 5)])
-def test_what_decodes_and_what_does_not(monkeypatch, asked, decodes, encodes):
+def test_those_that_are_bundled_have_two_processes(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert cores.suitable_processes(DEFAULT, "cpu") == 2
+    monkeypatch.delattr(socket, "send_fds")
+    assert cores.suitable_processes(DEFAULT, "cpu") == 1
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(0, 2), (5, 5)])
+def test_threads_of_each_model(monkeypatch, asked, expected):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     limits = Limits(threads=asked)
     translator = Served("t", Translator.load(device="cpu"), limits, print)
     encoder = Served("e", MaskedModel.load(BUNDLED / "english", device="cpu"), limits, print)
     cats = Served("c", small_language(), limits, print)
-    assert translator.gatherers["translate"].threads == cats.generator.threads == decodes
-    assert {one.threads for one in encoder.gatherers.values()} == {encodes}
+    found = [worker.threads for one in (translator, encoder, cats) for worker in one.workers]
+    assert found == [expected] * 4
 
 
 def test_the_worker_has_them_and_no_other_thread():
