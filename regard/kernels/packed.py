@@ -1,13 +1,17 @@
 """Linear layers with prepacked weights, for inference on a CPU.
 
 A product of few rows spends much of its time on rearranging the weights for the processor, at every call. Weights that
-are stored as it reads them give the same numbers faster: small ones transposed, large ones as oneDNN lays them out. In
-bfloat16 or int8 they also take half or a quarter of the multiplications, where the processor has instructions for them.
+are stored as it reads them give the same numbers faster: as oneDNN lays them out or, small ones on a processor of
+Intel, transposed for MKL. In bfloat16 or int8 they also take half or a quarter of the multiplications, where the
+processor has instructions for them.
 
 Activations are rounded row by row, so that the result for a sentence does not depend on the others of its batch.
 """
 
+import functools
+import platform
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -16,8 +20,10 @@ from torch import Tensor, nn
 
 Precision = Literal["float32", "bfloat16", "int8"]
 ROWS = 64  # the number of rows that the layout of oneDNN is chosen for; it serves any number
-# Numbers of a small weight, 1 MiB of them. With 5 to 80 rows, a call of oneDNN takes 1.2 to 2 times as long on one
-# core, and 0.9 to 2 times on two, most of it before the product; with larger ones from memory, 0.6 to 0.9 times.
+# Numbers of a small weight, 1 MiB of them. With 5 to 80 rows on an Intel Xeon, a call of oneDNN takes 1.2 to 2 times as
+# long as one of MKL on one core, and 0.9 to 2 times on two, most of it before the product; with larger ones from
+# memory, 0.6 to 0.9 times. MKL has no AVX-512 for other processors: on an AMD EPYC, oneDNN takes 0.8 times as long with
+# 20 rows and half as long with 80.
 SMALL = 2**18
 
 
@@ -103,7 +109,17 @@ def pack_linears(model: nn.Module, precision: Precision = "float32") -> nn.Modul
 def _pack(linear: nn.Linear, precision: Precision) -> Packed:
     if precision == "int8":
         return PackedInteger(linear)
-    is_small = linear.weight.numel() <= SMALL or not torch.backends.mkldnn.is_available()
-    if precision == "float32" and is_small:
+    is_for_mkl = linear.weight.numel() <= SMALL and torch.backends.mkl.is_available() and is_intel()
+    if precision == "float32" and (is_for_mkl or not torch.backends.mkldnn.is_available()):
         return Transposed(linear)
     return PackedFloat(linear, getattr(torch, precision))
+
+
+@functools.cache
+def is_intel() -> bool:
+    """Whether the processor is one of Intel's."""
+    try:
+        described = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        described = platform.processor()  # as Windows describes it
+    return "GenuineIntel" in described

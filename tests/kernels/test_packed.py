@@ -12,6 +12,7 @@ from regard.kernels.packed import Packed, PackedFloat, Transposed, pack_linears
 from regard.models.config import ModelConfig
 from regard.models.transformer import Transformer
 
+real_is_intel = packing.is_intel.__wrapped__  # uncached
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 
 
@@ -23,6 +24,11 @@ def model(**options) -> Transformer:
 
 def ids(B: int = 3, T: int = 7) -> torch.Tensor:
     return torch.randint(61, (B, T), generator=torch.Generator().manual_seed(B * T))
+
+
+@pytest.fixture(autouse=True)
+def intel(monkeypatch):
+    monkeypatch.setattr(packing, "is_intel", lambda: True)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -58,6 +64,32 @@ def test_large_weights_take_the_layout_of_onednn(monkeypatch):
     assert isinstance(pack_linears(nn.ModuleDict({"a": nn.Linear(4, 4)}))["a"], Transposed)
     with pytest.raises(ValueError, match="'int8' needs oneDNN"):
         pack_linears(nn.ModuleDict({"a": nn.Linear(4, 4)}), "int8")
+
+
+@pytest.mark.parametrize(("library", "maker"), [(False, True), (True, False)])
+def test_small_weights_are_for_mkl_on_a_processor_of_intel(monkeypatch, library, maker):
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: library)
+    monkeypatch.setattr(packing, "is_intel", lambda: maker)
+    assert isinstance(pack_linears(nn.ModuleDict({"a": nn.Linear(4, 4)}))["a"], PackedFloat)
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        ("vendor_id\t: GenuineIntel\nmodel name\t: INTEL(R) XEON(R)", True),
+        ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC", False),
+    ],
+)
+@pytest.mark.parametrize("has_proc", [False, True])
+def test_whose_the_processor_is(monkeypatch, described, expected, has_proc):
+    def read(path):
+        if not has_proc:
+            raise FileNotFoundError(path)
+        return described
+
+    monkeypatch.setattr(packing.Path, "read_text", read)
+    monkeypatch.setattr(packing.platform, "processor", lambda: "" if has_proc else described)
+    assert real_is_intel() is expected
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
