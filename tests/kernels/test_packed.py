@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.kernels import packed as packing
 from regard.kernels.dropout import Dropout
@@ -90,6 +91,38 @@ def test_whose_the_processor_is(monkeypatch, described, expected, has_proc):
     monkeypatch.setattr(packing.Path, "read_text", read)
     monkeypatch.setattr(packing.platform, "processor", lambda: "" if has_proc else described)
     assert real_is_intel() is expected
+
+
+class Shapes(TorchDispatchMode):
+    """Remembers the numbers of rows that oneDNN is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "_linear_pointwise" in str(function):
+            self.found.add(args[0].numel() // args[0].shape[-1])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_onednn_meets_few_numbers_of_rows(monkeypatch, precision):
+    """It compiles code for each, and keeps it."""
+    monkeypatch.setattr(packing, "SMALL", 0)
+    linear = nn.Linear(16, 8)
+    layer = pack_linears(nn.Sequential(linear), precision)[0]
+    with torch.inference_mode(), Shapes() as shapes:
+        for rows in [0, *range(1, 140), 1000, 4000]:
+            x = torch.randn(rows, 16)
+            assert_close(layer(x), linear(x), rtol=1.6e-2, atol=0.05 if precision == "bfloat16" else 1e-5)
+    assert shapes.found == {*range(65), *range(72, 145, 8), 1024, 4096}
+
+
+def test_rows_are_padded_by_a_sixteenth_at_most():
+    sizes = {rows: packing.shared_size(rows) for rows in range(5000)}
+    assert all(rows <= size <= max(rows + 7, 1.0625 * rows) for rows, size in sizes.items())
+    assert len(set(sizes.values())) < 160
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
