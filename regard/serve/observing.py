@@ -1,12 +1,15 @@
 """What is told about the server: a line of JSON for each request, and metrics for Prometheus."""
 
+import contextlib
 import json
 import logging
+import os
 import sys
 import time
 from collections import Counter as Counts
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -50,6 +53,16 @@ def log_to_stderr(level: str, process: int | None = None) -> None:
     LOG.handlers[:] = [handler]
     LOG.setLevel(level.upper())
     LOG.propagate = False
+
+
+def remove_metrics() -> None:
+    """Removes what this process has written for the others; after the last of them, also the folder."""
+    folder = Path(os.environ[SHARED])
+    for path in folder.glob(f"*_{os.getpid()}.db"):
+        path.unlink(missing_ok=True)
+    # it is there while another process has files in it
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 class Metrics:

@@ -30,7 +30,7 @@ from uvicorn.server import ServerState
 from regard.core.allocator import SERVER_IDLE, keep_memory
 from regard.http.listening import Prompt
 from regard.serve.app import Api, quiet_asyncio
-from regard.serve.observing import LOG, SHARED, log_to_stderr
+from regard.serve.observing import LOG, SHARED, log_to_stderr, remove_metrics
 from regard.serve.server import DrainingServer, Service
 
 CONNECTION, DRAIN, READY, ENDED = b"c", b"d", b"r", b"e"
@@ -250,6 +250,8 @@ def _serve_behind(service: Service, channel: socket.socket, number: int, count: 
         channel.sendall(str(error).encode())
         return
     server.run(sockets=[])
+    if server.is_alone:
+        remove_metrics()
 
 
 class Handed(DrainingServer):
@@ -260,6 +262,7 @@ class Handed(DrainingServer):
         self.channel = channel
         self.coming: set[asyncio.Task] = set()
         self.ended = 0  # connections whose end is not told yet
+        self.is_alone = False  # nobody is in front any more
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -284,6 +287,7 @@ class Handed(DrainingServer):
         if word != CONNECTION:
             self.drain()
         if not word:
+            self.is_alone = True
             asyncio.get_running_loop().remove_reader(self.channel)
 
     async def _connect(self, connection: socket.socket) -> None:

@@ -219,6 +219,7 @@ def test_without_the_one_in_front_the_others_end(command):
     assert len(server.behind()) == 2
     server.front.kill()
     until(lambda: not server.session())
+    assert not list(server.folder.glob("regard-metrics-*")), "the last one has cleaned up"
 
 
 def test_a_run_that_cannot_be_opened(tmp_path, capfd):
@@ -337,6 +338,7 @@ def test_what_was_accepted_is_answered_when_nobody_is_in_front(unread):
         for _ in range(20):
             await asyncio.sleep(0)
         assert not server.force_exit
+        assert server.is_alone
         assert not loop.remove_reader(theirs), "nothing more is read"
 
     with theirs:
