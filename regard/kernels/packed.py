@@ -72,7 +72,7 @@ class PackedFloat(Packed):
         if size == count:
             return self._product(x)
         rows = F.pad(x.reshape(count, -1), (0, 0, 0, size - count))
-        return self._product(rows)[:count].view(*x.shape[:-1], -1)
+        return self._product(rows)[:count].view(*x.shape[:-1], len(self.weight))
 
     def _product(self, x: Tensor) -> Tensor:
         y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.layout, self.offset, "none", [], "")
@@ -97,6 +97,9 @@ class PackedInteger(Packed):
         weight = linear.weight.detach()
         self.scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(weight.dtype).tiny)
         self.layout = (weight / self.scale[:, None]).round().to(torch.int8).t()
+        if weight.shape[1] == 1:
+            # PyTorch's product misreads a matrix of one row that says it is transposed
+            self.layout = self.layout.clone(memory_format=torch.contiguous_format)
 
     def multiply(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -105,7 +108,7 @@ class PackedInteger(Packed):
         product = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
         y = product((rows / step).round_().to(torch.int8), self.layout) * step
         y = y.mul_(self.scale) if self.bias is None else torch.addcmul(self.bias, y, self.scale)
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], len(self.weight))
 
 
 def pack_linears(model: nn.Module, precision: Precision = "float32") -> nn.Module:

@@ -42,8 +42,8 @@ class Limits:
     def shared_by(self, processes: int) -> "Limits":
         """The limits of each of so many processes: a part of the memory, and all else as it is, so that a request may
         have as many prompts and samples as with one process."""
-        shares = {name: getattr(self, name) // processes for name in ("memory", "prefix_memory")}
-        return replace(self, processes=processes, **shares)
+        memory, prefix_memory = max(1, self.memory // processes), self.prefix_memory // processes
+        return replace(self, processes=processes, memory=memory, prefix_memory=prefix_memory)
 
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}

@@ -33,7 +33,7 @@ from regard.serve.app import Api, quiet_asyncio
 from regard.serve.observing import LOG, SHARED, log_to_stderr, remove_metrics
 from regard.serve.server import DrainingServer, Service
 
-CONNECTION, DRAIN, READY, ENDED = b"c", b"d", b"r", b"e"
+CONNECTION, DRAIN, READY, ENDED = b"\xfc", b"\xfd", b"\xfe", b"\xff"  # no text has these bytes in UTF-8
 BUSY_SECONDS = 0.05  # before a connection that no process takes is offered again
 STUCK_SECONDS = 2.0  # for a process that is to end, and does not
 AGAIN_SECONDS = 5.0  # before a process that could not start is started again
@@ -78,9 +78,10 @@ class Front:
         await asyncio.wait((self.all_ready, self.all_ended), return_when=asyncio.FIRST_COMPLETED)
         if self.all_ready.done():
             self.all_ready.result()
-            tell()
-            self.listener.setblocking(False)
-            self._listen()
+            if not self.draining:
+                tell()
+                self.listener.setblocking(False)
+                self._listen()
             await self.all_ended
 
     def _start(self, number: int) -> None:
@@ -141,6 +142,8 @@ class Front:
         elif one.is_ready:
             one.connections -= told.count(ENDED)
         elif told.startswith(READY):
+            if self.draining:
+                return  # it is about to end
             one.is_ready = True
             self._listen()
             if all(other.is_ready for other in self.behind.values()) and not self.all_ready.done():
@@ -284,7 +287,8 @@ class Handed(DrainingServer):
             task = asyncio.create_task(self._connect(socket.socket(fileno=descriptor)))
             self.coming.add(task)
             task.add_done_callback(self.coming.discard)
-        if word != CONNECTION:
+        # the end of the channel is no second word: what was accepted is answered
+        if word == DRAIN or not (word or self.should_exit):
             self.drain()
         if not word:
             self.is_alone = True
@@ -295,6 +299,7 @@ class Handed(DrainingServer):
         try:
             await asyncio.get_running_loop().connect_accepted_socket(prompt, connection)
         except OSError:
+            connection.close()
             self.announce_end()
 
     def announce_end(self) -> None:

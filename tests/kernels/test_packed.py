@@ -41,7 +41,7 @@ def test_layer(monkeypatch, precision, error, small, bias):
     linear = nn.Linear(40, 70, bias=bias)
     holder = pack_linears(nn.ModuleDict({"a": linear}), precision)
     assert isinstance(holder["a"], Packed)
-    for shape in ((40,), (1, 40), (5, 40), (2, 3, 40), (300, 40)):
+    for shape in ((40,), (1, 40), (5, 40), (2, 3, 40), (300, 40), (0, 40), (2, 0, 40)):
         # rows of very different size: each has a scale of its own
         x = torch.randn(shape) * torch.logspace(-3, 3, shape[0])[(...,) + (None,) * (len(shape) - 1)]
         x = x if len(shape) > 1 else torch.randn(shape)
@@ -51,7 +51,40 @@ def test_layer(monkeypatch, precision, error, small, bias):
         assert found.shape == expected.shape
         assert found.dtype == torch.float32
         off = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-        assert off.max() < 4 * error
+        assert (off < 4 * error).all()
+        # gradients flow through the layer that it replaces
+        x.requires_grad_()
+        holder["a"](x).sum().backward()
+        assert_close(x.grad, linear.weight.detach().sum(0).expand_as(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_one_input(precision):
+    linear = nn.Linear(1, 5)
+    x = torch.randn(70, 1)
+    with torch.inference_mode():
+        found = pack_linears(nn.Sequential(linear), precision)[0](x)
+        assert_close(found, linear(x), rtol=0.02, atol=0.02)
+
+
+def test_the_layout_is_used_without_inference_mode(monkeypatch):
+    layer, found = pack_linears(nn.Sequential(nn.Linear(4, 4)))[0], []
+    monkeypatch.setattr(layer, "multiply", found.append)
+    layer(torch.randn(1, 4))
+    layer(torch.randn(1, 4, requires_grad=True))
+    assert len(found) == 1, "where gradients flow, the layer that it replaces computes"
+
+
+def test_a_packed_model_is_in_evaluation():
+    assert not pack_linears(nn.Sequential(nn.Linear(4, 4)).train()).training
+
+
+def test_an_output_without_weights_is_its_bias_in_int8():
+    linear = nn.Linear(8, 4)
+    linear.weight.data[1] = 0
+    with torch.inference_mode():
+        y = pack_linears(nn.Sequential(linear), "int8")[0](torch.randn(3, 8))
+        assert_close(y[:, 1], linear.bias[1].expand(3))
 
 
 def test_large_weights_take_the_layout_of_onednn(monkeypatch):

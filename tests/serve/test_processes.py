@@ -22,13 +22,13 @@ from types import SimpleNamespace
 import pytest
 
 from regard.cli import main
-from regard.serve import processes
+from regard.serve import processes, server, start
 from regard.serve.app import Api, Guard, Mail
 from regard.serve.limits import Limits
-from regard.serve.observing import LOG, SHARED
-from regard.serve.processes import CONNECTION, DRAIN, ENDED, Behind, Front, Handed
+from regard.serve.observing import LOG, SHARED, Metrics
+from regard.serve.processes import CONNECTION, DRAIN, ENDED, READY, Behind, Front, Handed
 from regard.serve.served import Runs
-from regard.serve.server import Service
+from regard.serve.server import Service, configured
 from regard.tasks.load import BUNDLED
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
@@ -268,6 +268,8 @@ def test_limits_are_those_of_all_together():
         rows=16, queue=5, memory=333, prefix_memory=166, connections=10, deadline=7.0, processes=3
     ), "they share the memory, and what a request may ask for stays"
     assert Limits().shared_by(1) == Limits(processes=1)
+    assert Limits(memory=1).shared_by(2).memory == 1
+    assert Limits(processes=256).processes == 256
     with pytest.raises(ValueError, match="--processes must be at most 256, got 257"):
         Limits(processes=257)
 
@@ -280,6 +282,20 @@ def test_metrics_are_shared_by_several_only(monkeypatch):
         assert api.metrics.is_shared is shared
     with pytest.raises(ValueError, match="not a directory"):
         Api(Runs([]), Limits(processes=2), Mail(), Guard({"localhost"}, None))
+
+
+def test_a_run_with_several_workers_has_one_value():
+    def gatherer(waiting, batches):
+        return SimpleNamespace(waiting=[None] * waiting, batches=batches, texts_done=7, cancelled=0)
+
+    run = SimpleNamespace(name="a", workers=[gatherer(2, 10), gatherer(3, 20)])
+    told = Metrics(SimpleNamespace(by_name={"a": run}), shared=False).tell().decode()
+    assert 'regard_waiting{model="a"} 5.0' in told
+    assert 'regard_batches_total{model="a"} 30.0' in told
+
+
+def test_requests_of_processes_that_died_are_not_in_flight():
+    assert Metrics(Runs([]), shared=False).in_flight._multiprocess_mode == "livesum"
 
 
 def handed(channel):
@@ -302,6 +318,7 @@ def test_the_end_of_each_connection_is_told():
             while told < 5000:
                 told += len(await asyncio.get_running_loop().sock_recv(ours, 65536))
         assert (told, server.ended) == (5000, 0), "once each"
+        assert not asyncio.get_running_loop().remove_writer(theirs), "nothing more is to be told"
 
     with ours, theirs:
         asyncio.run(tell())
@@ -319,6 +336,54 @@ def test_a_connection_for_which_there_is_no_descriptor(monkeypatch):
 
         asyncio.run(read())
         assert ours.recv(10) == ENDED
+
+
+def test_a_connection_that_cannot_be_taken_has_ended():
+    ours, theirs = socket.socketpair()
+
+    async def connect():
+        server = handed(theirs)
+
+        async def refuse(*_):
+            raise OSError(22, "Invalid argument")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "connect_accepted_socket", refuse)
+            server.lifespan = SimpleNamespace(state={})
+            connection = socket.socket()
+            await server._connect(connection)
+            assert connection.fileno() == -1
+
+    with ours, theirs:
+        asyncio.run(connect())
+        assert ours.recv(10) == ENDED
+
+
+def test_what_was_accepted_is_answered_when_the_one_in_front_dies_while_it_drains():
+    ours, theirs = socket.socketpair()
+
+    async def drain():
+        server = handed(theirs)
+        ours.sendall(DRAIN)
+        server._read()
+        assert (server.should_exit, server.force_exit) == (True, False)
+        ours.close()
+        server._read()
+        assert not server.force_exit
+        assert server.is_alone
+
+    async def drain_twice():
+        server = handed(theirs)
+        ours.sendall(DRAIN * 2)
+        server._read()
+        server._read()
+        assert server.force_exit, "that is for the second signal"
+
+    with theirs:
+        asyncio.run(drain())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        asyncio.run(drain_twice())
 
 
 @pytest.mark.parametrize("unread", [b"", ENDED])
@@ -401,17 +466,17 @@ def test_connections_wait_for_processes_that_are_busy():
 
 
 class Later:
-    """A loop that remembers what is to be done later."""
+    """A loop that remembers what is to be done later, and what is read no more."""
 
     def __init__(self):
-        self.calls = []
+        self.calls, self.removed = [], []
         self.all_ready = Future()
 
     def call_later(self, seconds, function, *given):
         self.calls.append((seconds, function, given))
 
-    def remove_reader(self, _):
-        pass
+    def remove_reader(self, channel):
+        self.removed.append(channel)
 
 
 @pytest.fixture
@@ -475,6 +540,166 @@ def test_one_that_dies_is_replaced_at_once(monkeypatch):
         one.process = SimpleNamespace(join=lambda *_: None, kill=lambda: None, pid=2**30, exitcode=-9)
         front._gone(one)
         assert front.loop.calls == [(0.0, front._start, (0,))]
+        assert front.loop.removed == [one.channel, front.listener], "connections wait until there is one again"
+
+
+def test_what_a_process_tells():
+    with fronted() as front:
+        front.loop, one = Later(), front.behind[0]
+        front.all_ready = front.loop.all_ready
+        one.is_ready = False
+        # it may begin with any letter
+        for letter in "abcdefghijklmnopqrstuvwxyz":
+            one.complaint = b""
+            one.theirs.sendall(f"{letter}uns/a: is damaged: äöü".encode())
+            front._read(one)
+            assert (one.is_ready, one.complaint.decode()) == (False, f"{letter}uns/a: is damaged: äöü")
+        one.is_ready, one.connections = True, 5
+        one.theirs.sendall(ENDED * 3)
+        front._read(one)
+        assert one.connections == 2
+        # one that says that it is ready when all are to end
+        one.is_ready, front.draining = False, True
+        one.theirs.sendall(READY)
+        front._read(one)
+        assert not one.is_ready
+        assert not front.all_ready.done()
+
+
+def test_a_signal_while_the_last_process_gets_ready(monkeypatch):
+    """It is no error, and nobody is told that it serves."""
+    stubs, said = [], []
+
+    class Getting(Stub):
+        def __init__(self, context, service, number, count):
+            super().__init__(number)
+            self.is_ready = False
+            self.process = SimpleNamespace(join=lambda *_: None, kill=self.theirs.close, pid=2**30, exitcode=0)
+            stubs.append(self)
+
+    class Signalled(Front):
+        def _read(self, one):
+            super()._read(one)
+            if one.is_ready:
+                self._drain(signal.SIGTERM)
+                one.theirs.close()
+
+    monkeypatch.setattr(processes, "Behind", Getting)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        front = Signalled(Service([], "cpu", Limits(), {"localhost"}, None), listener, 1)
+        start = front._start
+
+        def started(number):
+            start(number)
+            stubs[-1].theirs.sendall(READY)
+
+        front._start = started
+        front.run(lambda: said.append(True))
+    assert not said
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_connection_that_no_process_takes(draining):
+    with fronted() as front, socket.socket() as client:
+        front.loop, front.draining = Later(), draining
+        client.connect(front.listener.getsockname())
+        connection, _ = front.listener.accept()
+        front.behind[0].theirs.close()
+        front._hand_on(connection)
+        if draining:
+            assert connection.fileno() == -1
+            assert not front.loop.calls
+        else:
+            assert front.loop.removed == [front.listener], "others wait, too"
+            assert front.loop.calls == [(processes.BUSY_SECONDS, front._hand_on, (connection,))]
+            connection.close()
+
+
+def test_nothing_is_started_while_it_drains(monkeypatch):
+    monkeypatch.setattr(processes, "Behind", lambda *_: pytest.fail("it was started"))
+    with fronted() as front:
+        front.draining = True
+        front._start(0)
+
+
+@pytest.mark.parametrize("before", [None, "elsewhere"])
+def test_the_environment_is_as_it_was(monkeypatch, before):
+    if before is None:
+        monkeypatch.delenv(SHARED, raising=False)
+    else:
+        monkeypatch.setenv(SHARED, before)
+    found = []
+
+    async def serve(self, tell):
+        found.append(os.environ[SHARED])
+
+    monkeypatch.setattr(Front, "_serve", serve)
+    with fronted() as front:
+        monkeypatch.setattr(os, "environ", dict(os.environ))
+        outside = os.environ.get(SHARED)
+        front.behind.clear()
+        front.run(lambda: None)
+        assert found != [outside]
+        assert os.environ.get(SHARED) == outside
+
+
+def test_what_is_served_by_whom(monkeypatch):
+    """Each process has its part of the limits, the key and the log."""
+    found = []
+
+    class Remembering:
+        def __init__(self, service, listener, count):
+            found.append((service, count))
+
+        def run(self, tell):
+            tell()
+
+    monkeypatch.setattr(start, "Front", Remembering)
+    limits = Limits(memory=100, prefix_memory=10, processes=2)
+    said = []
+    start.serve(
+        ["a"],
+        host="127.0.0.1",
+        port=0,
+        device="cpu",
+        limits=limits,
+        key="secret",
+        log="error",
+        ready=lambda *given: said.append(given),
+    )
+    [(service, count)] = found
+    assert (service.folders, service.device, service.key, service.log, count) == (["a"], "cpu", "secret", "error", 2)
+    assert service.limits == limits.shared_by(2)
+    assert service.limits.memory == 50
+    [(address, made)] = said
+    assert address.startswith("http://127.0.0.1:")
+    assert made is None
+
+
+def test_the_graceful_end_has_its_time():
+    api = Api(Runs([]), Limits(drain=7.4), Mail(), Guard({"localhost"}, None))
+    assert configured(api).timeout_graceful_shutdown == 7
+
+
+def test_runs_are_loaded_in_a_thread_that_ends(monkeypatch):
+    found = []
+    monkeypatch.setattr(server, "open_runs", lambda *_: found.append(threading.current_thread()) or Runs([]))
+    Service([], "cpu", Limits(), {"localhost"}, None).open()
+    assert found[0] is not threading.current_thread()
+    assert not found[0].is_alive()
+
+
+def test_metrics_of_another_program_are_left_alone():
+    """Its folder need not exist. Prometheus' client reads the environment when it is imported."""
+    code = (
+        "from regard.cli import main\n"
+        "try:\n    main(['serve', '--port', '70000'])\nexcept SystemExit:\n    pass\n"
+        "from prometheus_client.values import ValueClass\nprint(ValueClass.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {SHARED: "/nonexistent"}, capture_output=True, text=True
+    )
+    assert done.stdout == "MutexValue\n", done.stderr
 
 
 def test_a_signal_ends_a_process_that_still_loads():
@@ -494,6 +719,7 @@ def test_it_listens_again_after_too_many_files_were_open(logged):
     with fronted() as front:
         front.loop, front.listener = Later(), SimpleNamespace(accept=refuse)
         front._accept()
+        assert front.loop.removed == [front.listener], "it would be told of the same connection again and again"
         assert front.loop.calls == [(processes.PAUSE_SECONDS, front._listen, ())]
         assert "Too many open files" in logged.records[-1].fields["reason"]
 
