@@ -356,6 +356,7 @@ def test_a_connection_that_cannot_be_taken_has_ended():
 
     with ours, theirs:
         asyncio.run(connect())
+        ours.setblocking(False)
         assert ours.recv(10) == ENDED
 
 
