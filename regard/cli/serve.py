@@ -86,8 +86,8 @@ def add_verbs(verb: AddVerb) -> None:
 
 def serve(arguments: argparse.Namespace) -> None:
     """regard serve"""
-    # it is for metrics of another program: ours are in memory, or in a folder that is made for several processes.
-    # Prometheus' client reads it when it is imported
+    # The variable belongs to another program: our metrics are in memory, or in a folder made for several processes.
+    # Prometheus' client reads it on import, so it is removed before that.
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
     from regard.serve.app import quiet_asyncio
     from regard.serve.limits import Limits, read_bytes

@@ -38,7 +38,7 @@ HEADERS = {
 }
 OPEN = ("/healthz", "/readyz")  # answered to anybody, by any name, and while the server drains
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-LOOK_SECONDS = 1.0
+METRICS_SECONDS = 1.0
 LEFT = 499  # the status of a request whose client left, for the log
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -129,22 +129,22 @@ class Api:
         self.mail.loop = asyncio.get_running_loop()
         for worker in self.runs.workers:
             worker.start()
-        looking = asyncio.create_task(self._look()) if self.metrics.is_shared else None
+        updating = asyncio.create_task(self._update_metrics()) if self.metrics.is_shared else None
         try:
             yield
         finally:
-            if looking is not None:
-                looking.cancel()
+            if updating is not None:
+                updating.cancel()
             for worker in self.runs.workers:
                 worker.close()
             for worker in self.runs.workers:
                 await run_in_threadpool(worker.thread.join, 5)
 
-    async def _look(self) -> None:
-        """Other processes tell what this one has written."""
+    async def _update_metrics(self) -> None:
+        """Writes the metrics of this process regularly, because any process may be asked for all."""
         while True:
-            self.metrics.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            self.metrics.update()
+            await asyncio.sleep(METRICS_SECONDS)
 
     def guarded(self, route: str, handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:

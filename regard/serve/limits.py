@@ -40,8 +40,8 @@ class Limits:
                 raise ValueError(f"--{field.name} must be at most {most}, got {value}")
 
     def shared_by(self, processes: int) -> "Limits":
-        """The limits of each of so many processes: a part of the memory, and all else as it is, so that a request may
-        have as many prompts and samples as with one process."""
+        """The limits of one of several processes. They share the memory; all else stays, so that a request may have as
+        many prompts and samples as with one process."""
         memory, prefix_memory = max(1, self.memory // processes), self.prefix_memory // processes
         return replace(self, processes=processes, memory=memory, prefix_memory=prefix_memory)
 

@@ -95,11 +95,11 @@ class Metrics:
 
     def tell(self) -> bytes:
         """All of them, as Prometheus reads them."""
-        self.look()
+        self.update()
         return generate_latest(self.registry)
 
-    def look(self) -> None:
-        """Asks the workers."""
+    def update(self) -> None:
+        """Reads the gauges and counters of the workers."""
         for one in self.runs.by_name.values():
             # a run may have several workers, and has one value of each metric
             gauges, counters = Counts(), Counts()

@@ -153,7 +153,7 @@ def test_onednn_meets_few_numbers_of_rows(monkeypatch, precision):
 
 
 def test_rows_are_padded_by_a_sixteenth_at_most():
-    sizes = {rows: packing.shared_size(rows) for rows in range(5000)}
+    sizes = {rows: packing.padded_count(rows) for rows in range(5000)}
     assert all(rows <= size <= max(rows + 7, 1.0625 * rows) for rows, size in sizes.items())
     assert len(set(sizes.values())) < 160
 
