@@ -31,7 +31,6 @@ from regard.serve.served import Runs
 from regard.serve.server import Service, configured
 from regard.tasks.load import BUNDLED
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
 TEXTS = ["The cat is small.", "Where is the station?", "I read a book."]
 
 
@@ -100,6 +99,8 @@ def stats():
 
 @pytest.fixture
 def command(tmp_path):
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("the processes of a server are found in /proc, which this system does not have")
     started = []
 
     def start(*flags):
